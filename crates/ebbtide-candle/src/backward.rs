@@ -1,0 +1,244 @@
+//! Backward over pieces of Candle's graph and segments, in the order of one walk over everything.
+//!
+//! Between the segments lies ordinary Candle graph: the embedding, a residual sum, the head with the
+//! loss. Each *piece* of it hangs on a root: the loss, or a tracked tensor that was passed to a layer
+//! and is not a layer's output. Candle's own backward runs over one piece or one segment at a time;
+//! its sums are continued from one to the next (see [`crate::guard::deliver`]), so every sum is added
+//! up in the order of a single backward over the whole model. That order is found by walking the cut
+//! graph as Candle walks the whole one: depth first, arguments from left to right.
+//!
+//! # Limits
+//!
+//! * A tensor computed outside the layers may hang on one root only. If it reaches two (say, an
+//!   embedding that feeds the first layer and is added again before the head), its gradient can't be
+//!   completed before it is needed, and backward is an error that says what to do.
+//! * Sums of three and more contributions to one variable keep Candle's order among segments and
+//!   pieces, and inside each; a contribution of a subexpression that depends on parameters only and
+//!   stands left of the input (`w.exp()? * x`) is added with its segment and not at the very end.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Instant;
+
+use candle_core::backprop::GradStore;
+use candle_core::{Tensor, TensorId};
+
+use crate::error::{Error, Kind};
+use crate::guard::{Given, deliver};
+use crate::segment::{Loans, Saved};
+use crate::step::Step;
+use crate::timeline::Row;
+
+/// One thing to run Candle's backward over.
+enum Item {
+    /// Ordinary graph behind this root.
+    Piece(Tensor),
+    /// A segment, with the outputs that are used, by position, in the order of the walk.
+    Segment(usize, Vec<usize>),
+}
+
+/// Sums of gradients begun so far: of variables, of roots and of guarded outputs.
+type Sums = HashMap<TensorId, Tensor>;
+
+impl Step<'_> {
+    /// The gradients of all variables behind `loss`, bit for bit those of `loss.backward()` on the
+    /// same model without layers. Other than there, untracked operands get none.
+    ///
+    /// A `loss` that is not a scalar counts as its sum.
+    ///
+    /// # Errors
+    /// Called a second time; the loss tracks nothing or belongs to another step; the policies name
+    /// layers that the step did not run; a recomputed layer differs from its forward; a copy failed;
+    /// Candle fails. The step is then abandoned: nothing of it is left in the tier, and the next
+    /// step works.
+    pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore, Error> {
+        if self.done {
+            return Err(Error::new(Kind::SecondBackward));
+        }
+        if !loss.track_op() {
+            return Err(Error::new(Kind::NotTracked));
+        }
+        self.swap.check_all_layers_seen()?;
+        self.done = true;
+        for output in self.segments.iter().flat_map(|segment| &segment.outputs) {
+            output.cell.set_open(true);
+        }
+        let result = self.run_all(loss);
+        match &result {
+            Ok(_) => self.swap.inner().engine.finish_backward(),
+            Err(_) => self.swap.inner().engine.abandon_backward(),
+        }
+        self.release();
+        result
+    }
+
+    fn run_all(&mut self, loss: &Tensor) -> Result<GradStore, Error> {
+        let (items, variables) = Walk::over(self, loss)?;
+        let mut sums = Sums::from([(loss.id(), loss.ones_like()?)]);
+        for item in items.into_iter().rev() {
+            match item {
+                Item::Piece(root) => self.run_piece(&root, &mut sums)?,
+                Item::Segment(index, outputs) => self.run_segment(index, &outputs, &mut sums)?,
+            }
+        }
+        let mut gradients = GradStore::default();
+        for id in variables {
+            if let Some(sum) = sums.remove(&id) {
+                gradients.insert_id(id, sum);
+            }
+        }
+        Ok(gradients)
+    }
+
+    fn run_piece(&mut self, root: &Tensor, sums: &mut Sums) -> Result<(), Error> {
+        let Some(gradient) = sums.remove(&root.id()) else { return Ok(()) };
+        let started = Instant::now();
+        let nodes = root.sorted_nodes();
+        let ends = nodes.iter().filter(|n| n.is_variable() || self.guards.contains_key(&n.id()));
+        let ends: Vec<Tensor> = ends.map(|&n| n.clone()).collect();
+        let begun = ends.iter().filter(|end| end.id() != root.id()).filter_map(|end| {
+            let gradient = sums.get(&end.id())?.clone();
+            Some(Given { to: end.clone(), gradient })
+        });
+        let begun = begun.collect();
+        let found = deliver(vec![Given { to: root.clone(), gradient }], begun)?;
+        for end in ends {
+            let sum = match self.guards.get(&end.id()) {
+                Some(&(segment, output)) => {
+                    self.segments[segment].outputs[output].cell.take_gradient()
+                }
+                None => found.get(&end).cloned(),
+            };
+            sums.extend(sum.map(|sum| (end.id(), sum.detach())));
+        }
+        self.swap.inner().span(Row::Compute, || "outside the layers, backward".into(), started);
+        Ok(())
+    }
+
+    fn run_segment(
+        &mut self,
+        index: usize,
+        outputs: &[usize],
+        sums: &mut Sums,
+    ) -> Result<(), Error> {
+        let segment = &self.segments[index];
+        let given = outputs.iter().filter_map(|&position| {
+            Some((position, sums.remove(&segment.outputs[position].outer)?))
+        });
+        let given: Vec<(usize, Tensor)> = given.collect();
+        if !given.is_empty() {
+            let loans = self.bring_home(index)?;
+            let started = Instant::now();
+            let segment = &self.segments[index];
+            let found = segment.backward(&given, sums);
+            drop((loans, given));
+            sums.extend(found.map_err(Error::in_layer(&segment.name))?);
+            let name = &segment.name;
+            self.swap.inner().span(Row::Compute, || format!("{name} backward"), started);
+        }
+        // From here on nothing of this layer is needed: neither its bytes nor its border.
+        let segment = &mut self.segments[index];
+        segment.drop_graph();
+        segment.close();
+        self.swap.inner().engine.close(segment.group);
+        Ok(())
+    }
+
+    /// Makes the inner graph of a segment whole, and starts bringing the next ones home.
+    fn bring_home(&mut self, index: usize) -> Result<Loans, Error> {
+        let segment = &mut self.segments[index];
+        let mut inner = self.swap.inner();
+        let started = Instant::now();
+        inner.engine.need(segment.group)?;
+        inner.wait_span("wait for load", started);
+        inner.engine.prefetch(segment.group);
+        drop(inner); // The closure of a recomputed layer may ask for a report.
+        let Saved::Recompute { signature, hash } = &segment.saved else {
+            return segment.lend_for_backward().map_err(Error::in_layer(&segment.name));
+        };
+        let (signature, hash) = (signature.clone(), *hash);
+        let started = Instant::now();
+        let (graph, loans) = segment.recompute(&signature, hash)?;
+        let mut inner = self.swap.inner();
+        inner.recomputed(&segment.name, started);
+        inner.save(segment.group, &graph.owned, &segment.dead, &[], false)?;
+        Ok(loans)
+    }
+}
+
+/// The walk over the cut graph. Items come out in the order in which they are left, which reversed
+/// is the order of backward.
+struct Walk<'s, 'a> {
+    step: &'s Step<'a>,
+    items: Vec<Item>,
+    /// Where in `items` a segment stands, once it has been left.
+    segments: HashMap<usize, usize>,
+    /// Outputs reached, by segment, in order.
+    reached: HashMap<usize, Vec<usize>>,
+    roots: HashSet<TensorId>,
+    /// Which root an inner node of a piece hangs on.
+    hangs_on: HashMap<TensorId, String>,
+    variables: HashSet<TensorId>,
+}
+
+impl<'s, 'a> Walk<'s, 'a> {
+    fn over(
+        step: &'s Step<'a>,
+        loss: &Tensor,
+    ) -> Result<(Vec<Item>, HashSet<TensorId>), Error> {
+        let mut walk = Self {
+            step,
+            items: Vec::new(),
+            segments: HashMap::new(),
+            reached: HashMap::new(),
+            roots: HashSet::new(),
+            hangs_on: HashMap::new(),
+            variables: HashSet::new(),
+        };
+        walk.piece(loss, "the loss")?;
+        for item in &mut walk.items {
+            if let Item::Segment(index, outputs) = item {
+                *outputs = walk.reached.remove(index).unwrap_or_default();
+            }
+        }
+        Ok((walk.items, walk.variables))
+    }
+
+    fn piece(&mut self, root: &Tensor, name: &str) -> Result<(), Error> {
+        if !self.roots.insert(root.id()) {
+            return Ok(());
+        }
+        for node in root.sorted_nodes().into_iter().rev() {
+            if let Some(&(segment, output)) = self.step.guards.get(&node.id()) {
+                self.output(segment, output)?;
+            } else if node.is_variable() {
+                self.variables.insert(node.id());
+            } else if let Some(first) = self.hangs_on.insert(node.id(), name.to_string()) {
+                let (second, shape) = (name.to_string(), node.dims().to_vec());
+                return Err(Error::new(Kind::SplitGradient { first, second, shape }));
+            }
+        }
+        self.items.push(Item::Piece(root.clone()));
+        Ok(())
+    }
+
+    fn output(&mut self, index: usize, position: usize) -> Result<(), Error> {
+        let reached = self.reached.entry(index).or_default();
+        if !reached.contains(&position) {
+            reached.push(position);
+        }
+        if self.segments.insert(index, self.items.len()).is_some() {
+            return Ok(());
+        }
+        let segment = &self.step.segments[index];
+        self.variables.extend(segment.variables().iter().map(Tensor::id));
+        for &number in &segment.inputs_reached {
+            let outer = &segment.inputs[number].outer;
+            match self.step.guards.get(&outer.id()) {
+                Some(&(segment, output)) => self.output(segment, output)?,
+                None => self.piece(outer, &format!("input {number} of layer `{}`", segment.name))?,
+            }
+        }
+        self.items.push(Item::Segment(index, Vec::new()));
+        Ok(())
+    }
+}

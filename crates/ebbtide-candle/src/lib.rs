@@ -1,0 +1,77 @@
+//! ebbtide for [Candle](https://docs.rs/candle-core): train a model inside less memory, with the
+//! same losses and gradients, bit for bit.
+//!
+//! Candle keeps every activation of a layer until the whole backward is over. Run the layers of a
+//! model through a [`Step`], and each one's activations are kept, moved to a file ([`Tier::File`])
+//! and brought back in time, or made again, as its [`Policy`] says. What backward never reads, about
+//! half of what Candle keeps, is dropped in any case.
+//!
+//! ```
+//! use candle_core::{Device, Tensor, Var};
+//! use ebbtide_candle::{Policies, Swap};
+//!
+//! let weights: Vec<Var> = (0..4)
+//!     .map(|_| Var::randn(0f32, 0.1, (32, 32), &Device::Cpu))
+//!     .collect::<Result<_, _>>()?;
+//! let x = Tensor::randn(0f32, 1.0, (8, 32), &Device::Cpu)?;
+//!
+//! // Plain Candle …
+//! let mut h = x.clone();
+//! for w in &weights {
+//!     h = (h.matmul(w)?.gelu()? + &h)?;
+//! }
+//! let plain = h.sqr()?.mean_all()?.backward()?;
+//!
+//! // … and the same model with every layer but the last in a file between forward and backward.
+//! let swap = Swap::builder(Policies::parse("swap", 4)?).build()?;
+//! let mut step = swap.step();
+//! let mut h = x.clone();
+//! for (i, w) in weights.iter().enumerate() {
+//!     let params = [("w".to_string(), w.clone())];
+//!     h = step.layer(&format!("h.{i}"), &params, &h, |h| h.matmul(w)?.gelu()? + h)?;
+//! }
+//! let swapped = step.backward(&h.sqr()?.mean_all()?)?;
+//!
+//! for w in &weights {
+//!     let (plain, swapped) = (plain.get(w).unwrap(), swapped.get(w).unwrap());
+//!     assert_eq!(plain.to_vec2::<f32>()?, swapped.to_vec2::<f32>()?);
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What to know
+//!
+//! * Call [`Step::backward`], not `loss.backward()`: that one is an error, since it would lose the
+//!   gradients of everything before the last layer.
+//! * A layer's closure is run again for probing and for recompute. It must be a function of its
+//!   inputs and its listed variables. If it draws random numbers, recompute is refused; numbers that
+//!   come from a generator of your own are also drawn by the probe, so make masks outside and
+//!   capture them, or switch probing off ([`SwapBuilder::probe`]).
+//! * candle-nn's `LayerNorm`, `rms_norm`, `softmax_last_dim`, `rope` and `sdpa` have fast paths
+//!   without backward that lose gradients silently. A layer whose listed parameters or inputs get
+//!   none is named in [`Swap::notices`].
+//! * Candle itself does not notice a variable that is changed between forward and backward (by an
+//!   optimizer step in between, say): it uses the new value in the old graph. Kept and swapped
+//!   layers do the same; a recomputed layer compares and is an error.
+//! * Higher-order gradients are not supported, as in Candle (its gradients are detached).
+//! * An activation that a closure puts aside for itself, in another way than as an output, reads as
+//!   an error after the layer has run.
+#![warn(missing_docs)]
+
+mod backward;
+mod error;
+mod exchange;
+mod graph;
+mod guard;
+mod heap;
+mod probe;
+mod segment;
+mod step;
+mod swap;
+mod timeline;
+
+pub use ebbtide_core::{Policies, Policy};
+pub use error::Error;
+pub use heap::Heap;
+pub use step::Step;
+pub use swap::{Report, Swap, SwapBuilder, Tier};

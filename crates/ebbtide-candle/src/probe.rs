@@ -1,0 +1,271 @@
+//! Which bytes backward never reads.
+//!
+//! About half of what Candle keeps is never read again: `add`, `sum`, `reshape`, casts and others
+//! need shapes only. Operations are private, so the answer is found by trying: the layer is run once
+//! more on a batch of one, one storage at a time is poisoned, and backward either fails (it reads
+//! the storage) or gives the same gradients bit for bit (it does not). A dropped storage is poisoned
+//! in the same way, so if the answer were ever wrong, backward would fail and not lie.
+//!
+//! The answer belongs to the form of the graph ([`Signature`]). A layer with a form seen before is
+//! verified with one backward in which everything thought dead is poisoned at once.
+//!
+//! Each forward of a probe runs twice, to see whether the layer draws random numbers.
+
+use std::time::{Duration, Instant};
+
+use candle_core::{DType, Tensor, Var};
+
+use crate::error::Error;
+use crate::exchange::{bytes_of, exchange, take};
+use crate::graph::{Graph, Input, InputRole, Scope, Signature, serial, trace};
+use crate::guard::{Given, deliver};
+
+/// A layer's computation.
+pub(crate) type Function<'a> = dyn Fn(&[Tensor]) -> candle_core::Result<Vec<Tensor>> + 'a;
+
+/// What is known of one form of graph.
+#[derive(Clone, Debug)]
+pub(crate) struct Form {
+    pub(crate) signature: Signature,
+    /// For each storage of the layer's own, whether backward never reads it.
+    pub(crate) dead: Vec<bool>,
+    /// Two runs on the same input differed.
+    pub(crate) random: bool,
+}
+
+impl Form {
+    /// The form of a layer that saves nothing of its own.
+    pub(crate) fn empty(signature: Signature) -> Self {
+        Self { signature, dead: Vec::new(), random: false }
+    }
+}
+
+/// What a probe may cost, in terms of the layer's own batch-of-one time: see [`Budget::allows`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    /// Layers in the model.
+    pub(crate) layers: usize,
+    /// What all probes have taken so far.
+    pub(crate) spent: Duration,
+}
+
+impl Budget {
+    /// Probing may take as long as two plain steps. A plain step is estimated as this layer's
+    /// forward and backward on a batch of one, times the batch, times the layers.
+    fn allows(&self, batch: usize, once: Duration, here: Duration) -> bool {
+        let factor = u32::try_from(2 * batch * self.layers).unwrap_or(u32::MAX);
+        self.spent + here < once.saturating_mul(factor)
+    }
+}
+
+/// A small run of the layer, ready for any number of backwards.
+struct Trial {
+    outputs: Vec<Tensor>,
+    graph: Graph,
+    inputs: Vec<Input>,
+}
+
+/// Finds out about a layer whose real graph has this signature. `known` are the forms seen before
+/// with the same signature. Returns `None` if no small run takes the same form; the layer then
+/// keeps every byte (its random numbers are not known either).
+pub(crate) fn probe(
+    function: &Function<'_>,
+    scope: &Scope<'_>,
+    real: &Graph,
+    known: &[Form],
+    budget: Budget,
+) -> Result<Option<Form>, Error> {
+    let start = Instant::now();
+    let Some((trial, batch)) = small_trial(function, scope, &real.signature)? else {
+        return Ok(None);
+    };
+    let baseline = trial.backward().ok();
+    let once = start.elapsed();
+    let mut form = Form {
+        signature: real.signature.clone(),
+        dead: vec![false; trial.graph.owned.len()],
+        random: trial.differs_when_repeated(function, scope, baseline.as_deref())?,
+    };
+    // Without a backward there is nothing to compare; the real one will say what is wrong.
+    let Some(baseline) = baseline else { return Ok(Some(form)) };
+    for guess in known {
+        if trial.all_dead(&guess.dead, &baseline)? {
+            form.dead.clone_from(&guess.dead);
+            return Ok(Some(form));
+        }
+    }
+    let mut by_size: Vec<usize> = (0..real.owned.len()).collect();
+    by_size.sort_by_key(|&i| std::cmp::Reverse(real.owned[i].bytes));
+    for index in by_size {
+        if !budget.allows(batch, once, start.elapsed()) {
+            break; // What was not tried counts as alive.
+        }
+        form.dead[index] = trial.is_dead(&[index], &baseline)?;
+    }
+    if !trial.all_dead(&form.dead, &baseline)? {
+        form.dead.fill(false);
+    }
+    Ok(Some(form))
+}
+
+/// The layer on the first sample, or the first two, or all: the smallest whose graph has the form
+/// of the real one. Also returns how many times larger the real batch is.
+fn small_trial(
+    function: &Function<'_>,
+    scope: &Scope<'_>,
+    wanted: &Signature,
+) -> Result<Option<(Trial, usize)>, Error> {
+    let batch = scope.inputs.iter().find_map(|i| i.leaf.dims().first().copied()).unwrap_or(1);
+    for size in [1, 2, batch] {
+        if size > batch {
+            break;
+        }
+        // A closure may have the batch size built in; then a smaller one fails and the next is tried.
+        match Trial::run(function, scope, batch, size) {
+            Ok(trial) if trial.graph.signature == *wanted => {
+                return Ok(Some((trial, batch.div_ceil(size))));
+            }
+            Err(error) if size == batch => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(None)
+}
+
+impl Trial {
+    fn run(
+        function: &Function<'_>,
+        scope: &Scope<'_>,
+        batch: usize,
+        size: usize,
+    ) -> Result<Self, Error> {
+        let inputs = small_inputs(scope.inputs, |leaf| {
+            let has_batch = leaf.dims().first() == Some(&batch);
+            if has_batch && size < batch { leaf.narrow(0, 0, size) } else { Ok(leaf.clone()) }
+        });
+        Self::run_on(function, scope, inputs.map_err(Error::in_layer(scope.layer))?)
+    }
+
+    fn run_on(
+        function: &Function<'_>,
+        scope: &Scope<'_>,
+        inputs: Vec<Input>,
+    ) -> Result<Self, Error> {
+        let failed = || Error::in_layer(scope.layer);
+        let before = marker().map_err(failed())?;
+        let leaves: Vec<Tensor> = inputs.iter().map(|input| input.leaf.clone()).collect();
+        let outputs = function(&leaves).map_err(failed())?;
+        let scope = Scope { inputs: &inputs, before, ..*scope };
+        let graph = trace(&outputs, &scope)?;
+        Ok(Self { outputs, graph, inputs })
+    }
+
+    /// The gradients of everything that gets one, in a fixed order.
+    fn backward(&self) -> candle_core::Result<Vec<Tensor>> {
+        let mut roots = Vec::new();
+        for output in self.outputs.iter().filter(|o| o.track_op()) {
+            roots.push(Given { to: output.clone(), gradient: uneven(output)? });
+        }
+        let gradients = deliver(roots, Vec::new())?;
+        let leaves = self.inputs.iter().filter(|i| i.role.is_leaf()).map(|i| &i.leaf);
+        let all = leaves.chain(&self.graph.variables);
+        Ok(all.filter_map(|leaf| gradients.get(leaf).cloned()).collect())
+    }
+
+    /// Whether backward gives the same bits with all of these storages poisoned.
+    fn is_dead(&self, storages: &[usize], baseline: &[Tensor]) -> Result<bool, Error> {
+        let failed = || Error::in_layer("probe");
+        let mut taken = Vec::with_capacity(storages.len());
+        for &index in storages {
+            taken.push(take(&self.graph.owned[index].handle).map_err(failed())?);
+        }
+        let gradients = self.backward();
+        for (&index, memory) in storages.iter().zip(taken) {
+            exchange(&self.graph.owned[index].handle, memory).map_err(failed())?;
+        }
+        Ok(gradients.is_ok_and(|gradients| same(&gradients, baseline)))
+    }
+
+    fn all_dead(&self, dead: &[bool], baseline: &[Tensor]) -> Result<bool, Error> {
+        if dead.len() != self.graph.owned.len() {
+            return Ok(false);
+        }
+        let storages: Vec<usize> = (0..dead.len()).filter(|&i| dead[i]).collect();
+        self.is_dead(&storages, baseline)
+    }
+
+    /// Runs the layer again on the same small input and compares every storage and every gradient.
+    /// Values alone would not do: behind weights that are still zero, a mask shows in gradients only.
+    fn differs_when_repeated(
+        &self,
+        function: &Function<'_>,
+        scope: &Scope<'_>,
+        baseline: Option<&[Tensor]>,
+    ) -> Result<bool, Error> {
+        let copies = small_inputs(&self.inputs, |leaf| Ok(leaf.clone()));
+        let again = Self::run_on(function, scope, copies.map_err(Error::in_layer(scope.layer))?)?;
+        if again.graph.signature != self.graph.signature {
+            return Ok(true);
+        }
+        let pairs = self.graph.owned.iter().zip(&again.graph.owned);
+        if !pairs.into_iter().all(|(a, b)| same_bits(&a.handle, &b.handle)) {
+            return Ok(true);
+        }
+        let Some(baseline) = baseline else { return Ok(false) };
+        Ok(!again.backward().is_ok_and(|gradients| same(&gradients, baseline)))
+    }
+}
+
+/// A new tensor's number, to tell what is made later from what was there before.
+pub(crate) fn marker() -> candle_core::Result<u64> {
+    let tensor = Tensor::new(0u8, &candle_core::Device::Cpu)?;
+    match serial(tensor.id()) {
+        Some(number) => Ok(number),
+        None => candle_core::bail!("ebbtide: this version of Candle numbers tensors differently"),
+    }
+}
+
+/// The same inputs with other leaves: `cut` makes the data of each. While a layer runs, a lent
+/// input's memory is in its leaf, so that is where the data comes from.
+fn small_inputs(
+    inputs: &[Input],
+    cut: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+) -> candle_core::Result<Vec<Input>> {
+    let mut small: Vec<Input> = Vec::with_capacity(inputs.len());
+    for input in inputs {
+        let leaf = match input.role {
+            InputRole::Lent | InputRole::Copied => {
+                Var::from_tensor(&cut(&input.leaf.detach())?)?.into_inner()
+            }
+            InputRole::Untracked => cut(&input.leaf)?.contiguous()?,
+            InputRole::Variable => input.leaf.clone(),
+            InputRole::Repeats(earlier) => small[earlier].leaf.clone(),
+        };
+        small.push(Input { outer: leaf.clone(), leaf, role: input.role });
+    }
+    Ok(small)
+}
+
+/// A gradient without symmetry, so that no sum of it cancels a difference.
+fn uneven(output: &Tensor) -> candle_core::Result<Tensor> {
+    let count = u32::try_from(output.elem_count()).unwrap_or(u32::MAX);
+    let ramp = Tensor::arange(0u32, count, output.device())?.to_dtype(DType::F32)?;
+    ramp.sin()?.reshape(output.shape())?.to_dtype(output.dtype())
+}
+
+fn same(a: &[Tensor], b: &[Tensor]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_bits(a, b))
+}
+
+fn same_bits(a: &Tensor, b: &Tensor) -> bool {
+    let bits = |t: &Tensor| t.contiguous().map(|t| t.detach());
+    let (Ok(a), Ok(b)) = (bits(a), bits(b)) else { return false };
+    let ((a, la), (b, lb)) = (a.storage_and_layout(), b.storage_and_layout());
+    let (candle_core::Storage::Cpu(a), candle_core::Storage::Cpu(b)) = (&*a, &*b) else {
+        return false;
+    };
+    match (bytes_of(a), bytes_of(b)) {
+        (Some(a), Some(b)) => la.shape() == lb.shape() && a == b,
+        _ => false, // A dtype that is never moved is never called dead either.
+    }
+}

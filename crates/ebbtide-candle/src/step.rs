@@ -1,0 +1,244 @@
+//! One training step: the layers run so far, in order.
+
+use std::collections::HashMap;
+use std::time::Instant;
+
+use candle_core::{Tensor, TensorId, Var};
+use ebbtide_core::{GroupId, Pass, Policy};
+
+use crate::error::{Error, Kind};
+use crate::graph::Scope;
+use crate::probe::{Form, probe};
+use crate::segment::{Call, Ran, Segment, cut_outputs, fingerprint, run};
+use crate::swap::Swap;
+use crate::timeline::Row;
+
+/// One run of the forward, and its backward.
+///
+/// Made by [`Swap::step`]. Any number of steps of one [`Swap`] may be in flight (micro-batches), and
+/// the model may be run without one in between (evaluation). Dropping a step without backward
+/// abandons it: copies in flight are waited for and everything is given back.
+#[must_use = "a step that is dropped is abandoned"]
+pub struct Step<'a> {
+    pub(crate) swap: &'a Swap,
+    pub(crate) pass: Pass,
+    pub(crate) segments: Vec<Segment<'a>>,
+    /// Which segment and which of its outputs a guarded tensor is.
+    pub(crate) guards: HashMap<TensorId, (usize, usize)>,
+    /// The group that is on its way out; the next layer waits for it (row M4).
+    offloading: Option<GroupId>,
+    pub(crate) done: bool,
+}
+
+impl std::fmt::Debug for Step<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let layers: Vec<&str> = self.segments.iter().map(|s| s.name.as_str()).collect();
+        f.debug_struct("Step").field("pass", &self.pass).field("layers", &layers).finish()
+    }
+}
+
+impl<'a> Step<'a> {
+    pub(crate) fn new(swap: &'a Swap, pass: Pass) -> Self {
+        let (segments, guards) = (Vec::new(), HashMap::new());
+        Self { swap, pass, segments, guards, offloading: None, done: false }
+    }
+
+    /// Runs a layer with one input and one output: [`Step::layer_many`] has the details.
+    ///
+    /// ```
+    /// use candle_core::{Device, Tensor, Var};
+    /// use ebbtide_candle::{Policies, Policy, Swap, Tier};
+    ///
+    /// let swap = Swap::builder(Policies::uniform(Policy::Swap, 1)).tier(Tier::Host).build()?;
+    /// let w = Var::new(&[[2f32]], &Device::Cpu)?;
+    /// let x = Tensor::new(&[[3f32]], &Device::Cpu)?;
+    ///
+    /// let mut step = swap.step();
+    /// let y = step.layer("square", &[("w".into(), w.clone())], &x, |x| x.matmul(&w)?.sqr())?;
+    /// let gradients = step.backward(&y.sum_all()?)?;
+    /// // d/dw (3 w)² = 18 w
+    /// assert_eq!(gradients.get(&w).unwrap().to_vec2::<f32>()?, [[36.0]]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Step::layer_many`].
+    pub fn layer<F>(
+        &mut self,
+        name: &str,
+        params: &[(String, Var)],
+        input: &Tensor,
+        function: F,
+    ) -> Result<Tensor, Error>
+    where
+        F: Fn(&Tensor) -> candle_core::Result<Tensor> + 'a,
+    {
+        let many = move |inputs: &[Tensor]| Ok(vec![function(&inputs[0])?]);
+        let mut outputs = self.layer_many(name, params, &[input], many)?;
+        // `run` has refused a closure without outputs, and this one returns exactly one.
+        Ok(outputs.remove(0))
+    }
+
+    /// Runs a layer with any number of inputs and outputs, tracked or not, of any shape.
+    ///
+    /// * `name` tells the layer's place in the model. Layers are numbered from 0 in the order in
+    ///   which their names first appear; the [`Policies`](ebbtide_core::Policies) go by number. The
+    ///   same name may be called several times in a step.
+    /// * `params` are all variables that the closure captures, by name. Untracked tensors (masks,
+    ///   indices) may be captured freely; every other tracked tensor must be an input.
+    /// * The closure is run again for probing (on a batch of one, the first time) and for
+    ///   recompute. It must compute the same from the same inputs, and keep no tensor for itself:
+    ///   a tensor that it hands out in another way than as an output reads as an error later.
+    ///
+    /// # Errors
+    /// The closure fails or returns nothing; a capture is not listed; a tensor is not on the CPU;
+    /// the layer draws random numbers and its policy is recompute; there are more layers than
+    /// policies; a copy to the tier failed.
+    pub fn layer_many<F>(
+        &mut self,
+        name: &str,
+        params: &[(String, Var)],
+        inputs: &[&Tensor],
+        function: F,
+    ) -> Result<Vec<Tensor>, Error>
+    where
+        F: Fn(&[Tensor]) -> candle_core::Result<Vec<Tensor>> + 'a,
+    {
+        if self.done {
+            return Err(Error::new(Kind::SecondBackward));
+        }
+        check_device(name, inputs, params)?;
+        let (layer, policy) = self.swap.layer_of(name)?;
+        let started = Instant::now();
+        let (ran, loans) = run(name, params, inputs, &function)?;
+        self.swap.inner().span(Row::Compute, || format!("{name} forward"), started);
+        let group = self.swap.inner().engine.open(layer, self.pass);
+        let call = Call {
+            name: name.to_string(),
+            layer,
+            group,
+            policy,
+            params: params.to_vec(),
+            function: Box::new(function),
+        };
+        let finished = self.finish_layer(call, ran);
+        drop(loans);
+        let moved = finished.and_then(|(visible, segment)| {
+            self.push(segment);
+            self.move_out(group, policy)?;
+            Ok(visible)
+        });
+        if moved.is_err() {
+            self.swap.inner().engine.close(group);
+        }
+        moved
+    }
+
+    fn finish_layer(
+        &self,
+        call: Call<'a>,
+        ran: Ran,
+    ) -> Result<(Vec<Tensor>, Segment<'a>), Error> {
+        let scope = Scope { layer: &call.name, inputs: &ran.inputs, params: &call.params, before: 0 };
+        let form = self.form_of(&call, &scope, &ran)?;
+        if call.policy == Policy::Recompute && form.as_ref().is_none_or(|form| form.random) {
+            return Err(Error::new(Kind::Random { layer: call.name }));
+        }
+        for what in ran.graph.without_gradient(&scope) {
+            self.swap.inner().notice(format!(
+                "layer `{}`: {what} gets no gradient (an operation without backward, or not used)",
+                call.name
+            ));
+        }
+        let hash = (call.policy == Policy::Recompute).then(|| fingerprint(&ran.graph));
+        let (visible, outputs) = cut_outputs(&call.name, &self.swap.anchor, &ran)
+            .map_err(Error::in_layer(&call.name))?;
+        let dead = form.map_or_else(|| vec![false; ran.graph.owned.len()], |form| form.dead);
+        if hash.is_none() {
+            let taken: Vec<usize> = outputs.iter().filter_map(|output| output.taken).collect();
+            let swap = call.policy == Policy::Swap;
+            self.swap.inner().save(call.group, &ran.graph.owned, &dead, &taken, swap)?;
+        }
+        Ok((visible, Segment::new(call, ran, outputs, dead, hash)))
+    }
+
+    /// What is known of this layer's form; found out now if it is new.
+    fn form_of(
+        &self,
+        call: &Call<'a>,
+        scope: &Scope<'_>,
+        ran: &Ran,
+    ) -> Result<Option<Form>, Error> {
+        let signature = &ran.graph.signature;
+        if ran.graph.owned.is_empty() {
+            return Ok(Some(Form::empty(signature.clone())));
+        }
+        if let Some(form) = self.swap.inner().form(call.layer, signature) {
+            return Ok(form);
+        }
+        if !self.swap.inner().probes() {
+            let dead = vec![false; ran.graph.owned.len()];
+            return Ok(Some(Form { signature: signature.clone(), dead, random: false }));
+        }
+        let known = self.swap.inner().forms_like(signature);
+        let budget = self.swap.inner().probe_budget();
+        let started = Instant::now();
+        let form = probe(&*call.function, scope, &ran.graph, &known, budget)?;
+        let name = &call.name;
+        self.swap.inner().learn(call.layer, signature, form.as_ref(), started);
+        self.swap.inner().span(Row::Compute, || format!("{name} probe"), started);
+        Ok(form)
+    }
+
+    fn push(&mut self, segment: Segment<'a>) {
+        let index = self.segments.len();
+        for (position, output) in segment.outputs.iter().enumerate() {
+            self.guards.insert(output.outer, (index, position));
+        }
+        self.segments.push(segment);
+    }
+
+    /// Starts this layer's offload and waits for the previous one, so that at most two layers'
+    /// bytes are on the device (row M4). A layer that does not move waits for the previous one too.
+    fn move_out(&mut self, group: GroupId, policy: Policy) -> Result<(), Error> {
+        let inner = &mut *self.swap.inner();
+        let swapped = policy == Policy::Swap;
+        if swapped {
+            inner.engine.start_offload(group)?;
+        }
+        let previous = std::mem::replace(&mut self.offloading, swapped.then_some(group));
+        if let Some(previous) = previous {
+            let started = Instant::now();
+            inner.engine.wait_offload(previous)?;
+            inner.wait_span("wait for offload", started);
+        }
+        Ok(())
+    }
+
+    /// Gives back everything the step still has.
+    pub(crate) fn release(&mut self) {
+        self.guards.clear();
+        let mut inner = self.swap.inner();
+        for mut segment in self.segments.drain(..) {
+            segment.close();
+            inner.engine.close(segment.group);
+        }
+    }
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+fn check_device(name: &str, inputs: &[&Tensor], params: &[(String, Var)]) -> Result<(), Error> {
+    let params = params.iter().map(|(_, var)| var.as_tensor());
+    match inputs.iter().copied().chain(params).find(|t| !t.device().is_cpu()) {
+        None => Ok(()),
+        Some(tensor) => {
+            let (layer, device) = (name.to_string(), format!("{:?}", tensor.device().location()));
+            Err(Error::new(Kind::Device { layer, device }))
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The engine of ebbtide: a deterministic state machine that decides which storage of a training
+//! step lives on the device, which one is away in a slower tier, and what moves next.
+//!
+//! The crate has no threads, no clock, no I/O and no `unsafe`. It validates; a [`Device`] and a
+//! [`Store`] obey. That is what lets the same code run under a simulator, on a CPU and on a GPU.
+//!
+//! # Vocabulary
+//!
+//! * **storage**: one allocation of the framework, shared by any number of tensors (views).
+//! * **device**: where the framework computes. On a CPU machine that is RAM.
+//! * **offload** moves a storage out of the device, **load** brings it back.
+//! * **group**: the storages that one layer saved in one pass. They move together.
+//! * **pass**: one run of the forward. Several may be in flight (micro-batches).
+//!
+//! # Map
+//!
+//! | module | what is there |
+//! | --- | --- |
+//! | [`state`] | the states of one storage and every transition between them |
+//! | [`engine`] | groups, prefetch, counters; drives device and store |
+//! | [`backend`] | the traits [`Device`] and [`Store`] and what each may rely on |
+//! | [`order`] | which group will be needed next: declared by forward, learnt from backward |
+//! | [`policy`] | keep, swap or recompute for each layer, and the text form of it |
+//! | [`observe`] | the one interface for warnings, counters and timings |
+//! | [`size`] | byte sizes as people write them |
+//! | [`error`] | the error type of the engine |
+//!
+//! # Example
+//!
+//! A group of one storage goes out and comes home. The device and the store are those of the
+//! crate's own tests: plain byte vectors.
+//!
+//! ```
+//! use ebbtide_core::model::{ModelDevice, ModelStore};
+//! use ebbtide_core::{Config, Engine, LayerId, Pass, Registered};
+//!
+//! let device = ModelDevice::default();
+//! let storage = device.storage(vec![7; 4096]);
+//! let mut engine = Engine::new(Config::default(), device, ModelStore::default());
+//!
+//! let group = engine.open(LayerId(0), Pass(1));
+//! let registered = engine.register(group, storage.clone(), 4096, "h.0 activation")?;
+//! assert_eq!(registered, Registered::New);
+//! engine.start_offload(group)?;
+//! engine.wait_offload(group)?;
+//! assert!(storage.is_away());
+//!
+//! engine.start_load(group)?;
+//! engine.wait_load(group)?;
+//! assert_eq!(storage.bytes(), vec![7; 4096]);
+//! engine.close(group);
+//! # Ok::<(), ebbtide_core::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+#![warn(missing_docs)]
+
+pub mod backend;
+pub mod engine;
+pub mod error;
+pub mod model;
+pub mod observe;
+pub mod order;
+pub mod policy;
+pub mod size;
+pub mod state;
+
+pub use backend::{Bytes, Device, Done, Failed, Outcome, Store, StoreStats, Ticket, Timing};
+pub use engine::{Config, Counters, Engine, GroupId, Registered};
+pub use error::{BackendError, Error};
+pub use observe::{Event, Observer};
+pub use policy::{Policies, Policy};
+
+/// Number of a layer in the order in which the front end declares layers, from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LayerId(pub u32);
+
+/// Number of one run of the forward. Never used twice within an engine's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pass(pub u64);

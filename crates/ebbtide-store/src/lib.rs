@@ -1,0 +1,92 @@
+//! Tiers below device memory for ebbtide: a spill file with direct I/O, and host memory.
+//!
+//! # How bytes travel
+//!
+//! ```text
+//!  caller             queue (bounded)            workers                 spill file
+//!
+//!  put(block) ──────▶ writes │■│■│■│ ─┐
+//!                                     ├──▶ ┌─────────────────────┐     ┌──────────────┐
+//!  get(slot, block) ▶ loads  │■│ ──▶──┘    │ grains, straight    │◀───▶│ extent       │
+//!                     (taken first)        │ rest, through a     │     ├──────────────┤
+//!                                          │ staging buffer      │     │ hole         │
+//!  wait(ticket) ◀──── outcomes ◀────────── │ put: drop the block │     ├──────────────┤
+//!     slot, block, or error and block      └─────────────────────┘     │ extent       │
+//!                                                                      └──────────────┘
+//!                                                     no name, mode 0600, O_DIRECT
+//! ```
+//!
+//! * Direct I/O: bytes in the page cache are still in RAM, so nothing would be saved.
+//! * Memory of the tiers is mapped, not taken from the Rust heap, which on a CPU machine is the
+//!   device memory that ebbtide counts.
+//! * The block moves with the job. A finished `put` drops it; a failed job gives it back.
+//! * Nothing remains: the file has no name, whatever ends the process.
+//!
+//! # Map
+//!
+//! | item | what it is |
+//! | --- | --- |
+//! | [`FileStore`] | the file tier |
+//! | [`HostStore`] | the host tier |
+//! | [`AnyStore`] | one of them, chosen at run time |
+//! | [`SpillFile`] | opening the file; what was noticed about its folder |
+//! | [`extent`] | which bytes of the file are taken |
+//! | [`AlignedBuf`] | page-aligned memory outside the heap |
+//! | [`free_bytes`], [`memory_limit`] | what the disk and the container allow |
+//!
+//! # Example
+//!
+//! ```
+//! use ebbtide_core::{BackendError, Done, Store};
+//! use ebbtide_store::{AlignedBuf, FileConfig, FileStore};
+//!
+//! let mut store = FileStore::open(&FileConfig::new("/tmp"))?;
+//! for notice in store.notices() {
+//!     eprintln!("warning: {notice}");
+//! }
+//!
+//! let mut block = AlignedBuf::zeroed(100_000)?;
+//! block.as_mut_slice().fill(7);
+//! let ticket = store.put(block).map_err(|failed| failed.error)?;
+//! let (Done::Stored(slot), _) = store.wait(ticket).map_err(|failed| failed.error)? else {
+//!     unreachable!("a put stores");
+//! };
+//! assert_eq!(store.stats().bytes_held, 102_400);
+//!
+//! let empty = AlignedBuf::zeroed(100_000)?;
+//! let ticket = store.get(&slot, empty).map_err(|failed| failed.error)?;
+//! let (Done::Loaded(block), _) = store.wait(ticket).map_err(|failed| failed.error)? else {
+//!     unreachable!("a get loads");
+//! };
+//! assert!(block.as_slice().iter().all(|&byte| byte == 7));
+//! store.discard(slot);
+//! # Ok::<(), BackendError>(())
+//! ```
+#![deny(unsafe_op_in_unsafe_fn)]
+#![warn(missing_docs)]
+
+mod aligned;
+mod any;
+mod clock;
+pub mod extent;
+#[doc(hidden)]
+pub mod fault;
+mod file;
+mod host;
+mod limits;
+mod queue;
+mod raw;
+mod spill;
+mod transfer;
+mod worker;
+
+pub use aligned::AlignedBuf;
+pub use any::{AnySlot, AnyStore};
+pub use file::{FileConfig, FileSlot, FileStore};
+pub use host::{HostConfig, HostSlot, HostStore};
+pub use limits::memory_limit;
+pub use spill::{SpillFile, free_bytes};
+
+/// Bytes that everything is rounded up to: a page, and what direct I/O needs of offsets and
+/// lengths on any common disk.
+pub(crate) const GRAIN: usize = 4096;

@@ -1,0 +1,120 @@
+//! What a thread of the file tier does.
+
+use std::any::Any;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ebbtide_core::{BackendError, Bytes, Done, Failed, Timing};
+
+use crate::clock::nanos;
+use crate::extent::Extent;
+use crate::file::FileSlot;
+use crate::queue::{Job, Outcome, Queue, Task};
+use crate::transfer::Io;
+use crate::{AlignedBuf, GRAIN};
+
+pub(crate) struct Worker<B> {
+    pub(crate) queue: Arc<Queue<B>>,
+    pub(crate) io: Arc<Io>,
+    pub(crate) staging: AlignedBuf,
+    pub(crate) number: u32,
+    pub(crate) origin: Instant,
+    /// Named in errors.
+    pub(crate) dir: PathBuf,
+    /// Range of the last write: its cached pages were dirty then and may be clean by now.
+    pub(crate) dirty: (u64, u64),
+}
+
+impl<B: Bytes> Worker<B> {
+    /// Runs jobs until the queue is closed.
+    pub(crate) fn run(mut self) {
+        while let Some(Job { ticket, task, block, bytes }) = self.queue.pop() {
+            let (outcome, extent) = match task {
+                Task::Write(extent) => self.write(block, bytes, extent),
+                Task::Read { offset } => (self.read(block, bytes, offset), None),
+            };
+            self.queue.finish(ticket, bytes, outcome, extent);
+        }
+    }
+
+    fn write(&mut self, block: B, bytes: u64, extent: Extent) -> (Outcome<B>, Option<Extent>) {
+        let started_ns = nanos(self.origin);
+        let offset = extent.offset();
+        let done = unwound(|| self.io.write(block.bytes(), offset, &mut self.staging));
+        if let Err(error) = done {
+            let error = failed("write", "to", bytes, self, error);
+            return (Err(Failed { error, block }), Some(extent));
+        }
+        let timing = self.timing(started_ns);
+        // Here device memory is freed, before anyone hears that the job is done. The bytes are
+        // safe: a destructor that panics changes nothing about that.
+        let _ = unwound(|| {
+            drop(block);
+            Ok(())
+        });
+        let (before, len) = std::mem::replace(&mut self.dirty, (offset, extent.len()));
+        self.io.drop_cache(before, len);
+        self.io.drop_cache(offset, extent.len());
+        (Ok((Done::Stored(FileSlot { extent, bytes }), timing)), None)
+    }
+
+    fn read(&mut self, mut block: B, bytes: u64, offset: u64) -> Outcome<B> {
+        let started_ns = nanos(self.origin);
+        match unwound(|| self.io.read(block.bytes_mut(), offset, &mut self.staging)) {
+            Ok(()) => {
+                self.io.drop_cache(offset, bytes.next_multiple_of(GRAIN as u64));
+                Ok((Done::Loaded(block), self.timing(started_ns)))
+            }
+            Err(error) => Err(Failed { error: failed("read", "from", bytes, self, error), block }),
+        }
+    }
+
+    fn timing(&self, started_ns: u64) -> Timing {
+        Timing { started_ns, finished_ns: nanos(self.origin), worker: self.number }
+    }
+}
+
+/// A panic becomes an error: the caller waits for an answer, and a thread that is gone gives none.
+/// A half-filled block or staging buffer is the worst that is left, and nobody reads those.
+fn unwound(job: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|payload| {
+        let message = payload_message(&*payload);
+        // A payload can panic in its own destructor.
+        std::mem::forget(payload);
+        Err(io::Error::other(format!("a worker panicked: {message}")))
+    })
+}
+
+fn payload_message(payload: &(dyn Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("no message").into()
+}
+
+fn failed<B>(
+    verb: &str,
+    preposition: &str,
+    bytes: u64,
+    worker: &Worker<B>,
+    error: io::Error,
+) -> BackendError {
+    let dir = worker.dir.display();
+    let message = format!("can't {verb} {bytes} bytes {preposition} the spill file in {dir}");
+    let hint = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Some("free space there or name another folder with --spill-dir")
+        }
+        _ if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
+            Some("the disk reported an error: see the kernel log (dmesg)")
+        }
+        _ => None,
+    };
+    let error = BackendError::new(message).with_source(error);
+    match hint {
+        Some(hint) => error.with_hint(hint),
+        None => error,
+    }
+}
