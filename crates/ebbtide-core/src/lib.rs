@@ -47,7 +47,7 @@
 //!
 //! engine.start_load(group)?;
 //! engine.wait_load(group)?;
-//! assert_eq!(storage.bytes(), vec![7; 4096]);
+//! assert_eq!(*storage.bytes(), vec![7; 4096]);
 //! engine.close(group);
 //! # Ok::<(), ebbtide_core::Error>(())
 //! ```
