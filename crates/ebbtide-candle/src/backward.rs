@@ -181,10 +181,7 @@ struct Walk<'s, 'a> {
 }
 
 impl<'s, 'a> Walk<'s, 'a> {
-    fn over(
-        step: &'s Step<'a>,
-        loss: &Tensor,
-    ) -> Result<(Vec<Item>, HashSet<TensorId>), Error> {
+    fn over(step: &'s Step<'a>, loss: &Tensor) -> Result<(Vec<Item>, HashSet<TensorId>), Error> {
         let mut walk = Self {
             step,
             items: Vec::new(),
@@ -235,7 +232,9 @@ impl<'s, 'a> Walk<'s, 'a> {
             let outer = &segment.inputs[number].outer;
             match self.step.guards.get(&outer.id()) {
                 Some(&(segment, output)) => self.output(segment, output)?,
-                None => self.piece(outer, &format!("input {number} of layer `{}`", segment.name))?,
+                None => {
+                    self.piece(outer, &format!("input {number} of layer `{}`", segment.name))?;
+                }
             }
         }
         self.items.push(Item::Segment(index, Vec::new()));

@@ -59,8 +59,9 @@ impl Error {
                 "compute that tensor inside a layer (`Step::layer`), so that its gradient can be \
                  added up in the order Candle would"
             }
-            Kind::TooManyLayers { .. } => "make the policies for as many layers as the model calls",
-            Kind::UnusedPolicies { .. } => "make the policies for as many layers as the model calls",
+            Kind::TooManyLayers { .. } | Kind::UnusedPolicies { .. } => {
+                "make the policies for as many layers as the model calls"
+            }
             Kind::NoOutput { .. } => "return at least one tensor from the closure",
             Kind::Device { .. } => "move the model to the CPU",
         })

@@ -75,3 +75,4 @@ pub use error::Error;
 pub use heap::Heap;
 pub use step::Step;
 pub use swap::{Report, Swap, SwapBuilder, Tier};
+pub use timeline::Timeline;

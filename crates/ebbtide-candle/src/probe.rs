@@ -7,9 +7,10 @@
 //! in the same way, so if the answer were ever wrong, backward would fail and not lie.
 //!
 //! The answer belongs to the form of the graph ([`Signature`]). A layer with a form seen before is
-//! verified with one backward in which everything thought dead is poisoned at once.
+//! verified with one backward in which everything thought dead is poisoned at once. Storages too
+//! small to matter are not tried.
 //!
-//! Each forward of a probe runs twice, to see whether the layer draws random numbers.
+//! A layer that is to be recomputed is also run twice, to see whether it draws random numbers.
 
 use std::time::{Duration, Instant};
 
@@ -24,21 +25,24 @@ use crate::guard::{Given, deliver};
 pub(crate) type Function<'a> = dyn Fn(&[Tensor]) -> candle_core::Result<Vec<Tensor>> + 'a;
 
 /// What is known of one form of graph.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Form {
     pub(crate) signature: Signature,
     /// For each storage of the layer's own, whether backward never reads it.
     pub(crate) dead: Vec<bool>,
-    /// Two runs on the same input differed.
-    pub(crate) random: bool,
 }
 
 impl Form {
-    /// The form of a layer that saves nothing of its own.
-    pub(crate) fn empty(signature: Signature) -> Self {
-        Self { signature, dead: Vec::new(), random: false }
+    /// What is known without a probe: every byte may be read.
+    pub(crate) fn all_alive(graph: &Graph) -> Self {
+        let dead = vec![false; graph.owned.len()];
+        Self { signature: graph.signature.clone(), dead }
     }
 }
+
+/// A storage smaller than the layer's largest by more than this factor is not tried: it counts as
+/// alive.
+const TOO_SMALL: u64 = 64;
 
 /// What a probe may cost, in terms of the layer's own batch-of-one time: see [`Budget::allows`].
 #[derive(Clone, Copy, Debug)]
@@ -65,47 +69,59 @@ struct Trial {
     inputs: Vec<Input>,
 }
 
-/// Finds out about a layer whose real graph has this signature. `known` are the forms seen before
-/// with the same signature. Returns `None` if no small run takes the same form; the layer then
-/// keeps every byte (its random numbers are not known either).
+/// Finds out what is dead in a layer with this real graph. `known` are the forms seen before with the
+/// same signature. If no small run takes the same form, or backward fails anyway (the real one will
+/// say why), every byte counts as alive.
 pub(crate) fn probe(
     function: &Function<'_>,
     scope: &Scope<'_>,
     real: &Graph,
     known: &[Form],
     budget: Budget,
-) -> Result<Option<Form>, Error> {
+) -> Result<Form, Error> {
     let start = Instant::now();
+    let mut form = Form::all_alive(real);
     let Some((trial, batch)) = small_trial(function, scope, &real.signature)? else {
-        return Ok(None);
+        return Ok(form);
     };
-    let baseline = trial.backward().ok();
-    let once = start.elapsed();
-    let mut form = Form {
-        signature: real.signature.clone(),
-        dead: vec![false; trial.graph.owned.len()],
-        random: trial.differs_when_repeated(function, scope, baseline.as_deref())?,
-    };
-    // Without a backward there is nothing to compare; the real one will say what is wrong.
-    let Some(baseline) = baseline else { return Ok(Some(form)) };
     for guess in known {
-        if trial.all_dead(&guess.dead, &baseline)? {
-            form.dead.clone_from(&guess.dead);
-            return Ok(Some(form));
+        // That the gradients are the same with these poisoned has been seen before; what matters is
+        // that no operation of this layer reads one.
+        if trial.poisoned_backward(&guess.dead)?.is_some() {
+            return Ok(guess.clone());
         }
     }
+    let Ok(baseline) = trial.backward() else { return Ok(form) };
+    let once = start.elapsed();
     let mut by_size: Vec<usize> = (0..real.owned.len()).collect();
     by_size.sort_by_key(|&i| std::cmp::Reverse(real.owned[i].bytes));
+    let largest = by_size.first().map_or(0, |&i| real.owned[i].bytes);
     for index in by_size {
-        if !budget.allows(batch, once, start.elapsed()) {
+        let small = real.owned[index].bytes.saturating_mul(TOO_SMALL) < largest;
+        if small || !budget.allows(batch, once, start.elapsed()) {
             break; // What was not tried counts as alive.
         }
-        form.dead[index] = trial.is_dead(&[index], &baseline)?;
+        let mut alone = vec![false; real.owned.len()];
+        alone[index] = true;
+        form.dead[index] = trial.is_dead(&alone, &baseline)?;
     }
-    if !trial.all_dead(&form.dead, &baseline)? {
+    if !trial.is_dead(&form.dead, &baseline)? {
         form.dead.fill(false);
     }
-    Ok(Some(form))
+    Ok(form)
+}
+
+/// Whether the layer computes the same twice. A layer whose form changes from run to run, and one
+/// that fails on every small input, does not.
+pub(crate) fn is_repeatable(
+    function: &Function<'_>,
+    scope: &Scope<'_>,
+    real: &Graph,
+) -> Result<bool, Error> {
+    match small_trial(function, scope, &real.signature)? {
+        Some((trial, _)) => trial.repeats(function, scope),
+        None => Ok(false),
+    }
 }
 
 /// The layer on the first sample, or the first two, or all: the smallest whose graph has the form
@@ -172,47 +188,44 @@ impl Trial {
         Ok(all.filter_map(|leaf| gradients.get(leaf).cloned()).collect())
     }
 
-    /// Whether backward gives the same bits with all of these storages poisoned.
-    fn is_dead(&self, storages: &[usize], baseline: &[Tensor]) -> Result<bool, Error> {
+    /// Backward with these storages poisoned: `None` if it reads one of them.
+    fn poisoned_backward(&self, poisoned: &[bool]) -> Result<Option<Vec<Tensor>>, Error> {
         let failed = || Error::in_layer("probe");
-        let mut taken = Vec::with_capacity(storages.len());
-        for &index in storages {
-            taken.push(take(&self.graph.owned[index].handle).map_err(failed())?);
+        let chosen = self.graph.owned.iter().zip(poisoned).filter(|(_, poisoned)| **poisoned);
+        let handles: Vec<&Tensor> = chosen.map(|(owned, _)| &owned.handle).collect();
+        let mut taken = Vec::with_capacity(handles.len());
+        for handle in &handles {
+            taken.push(take(handle).map_err(failed())?);
         }
         let gradients = self.backward();
-        for (&index, memory) in storages.iter().zip(taken) {
-            exchange(&self.graph.owned[index].handle, memory).map_err(failed())?;
+        for (handle, memory) in handles.iter().zip(taken) {
+            exchange(handle, memory).map_err(failed())?;
         }
-        Ok(gradients.is_ok_and(|gradients| same(&gradients, baseline)))
+        Ok(gradients.ok())
     }
 
-    fn all_dead(&self, dead: &[bool], baseline: &[Tensor]) -> Result<bool, Error> {
-        if dead.len() != self.graph.owned.len() {
-            return Ok(false);
-        }
-        let storages: Vec<usize> = (0..dead.len()).filter(|&i| dead[i]).collect();
-        self.is_dead(&storages, baseline)
+    /// Whether backward gives the same bits with these storages poisoned.
+    fn is_dead(&self, storages: &[bool], baseline: &[Tensor]) -> Result<bool, Error> {
+        Ok(self.poisoned_backward(storages)?.is_some_and(|gradients| same(&gradients, baseline)))
     }
 
     /// Runs the layer again on the same small input and compares every storage and every gradient.
     /// Values alone would not do: behind weights that are still zero, a mask shows in gradients only.
-    fn differs_when_repeated(
-        &self,
-        function: &Function<'_>,
-        scope: &Scope<'_>,
-        baseline: Option<&[Tensor]>,
-    ) -> Result<bool, Error> {
+    fn repeats(&self, function: &Function<'_>, scope: &Scope<'_>) -> Result<bool, Error> {
         let copies = small_inputs(&self.inputs, |leaf| Ok(leaf.clone()));
         let again = Self::run_on(function, scope, copies.map_err(Error::in_layer(scope.layer))?)?;
-        if again.graph.signature != self.graph.signature {
-            return Ok(true);
+        let mut pairs = self.graph.owned.iter().zip(&again.graph.owned);
+        if again.graph.signature != self.graph.signature
+            || !pairs.all(|(a, b)| same_bits(&a.handle, &b.handle))
+        {
+            return Ok(false);
         }
-        let pairs = self.graph.owned.iter().zip(&again.graph.owned);
-        if !pairs.into_iter().all(|(a, b)| same_bits(&a.handle, &b.handle)) {
-            return Ok(true);
+        match (self.backward(), again.backward()) {
+            (Ok(first), Ok(second)) => Ok(same(&first, &second)),
+            // No backward, no gradient that could differ; the real one will say what is wrong.
+            (Err(_), Err(_)) => Ok(true),
+            _ => Ok(false),
         }
-        let Some(baseline) = baseline else { return Ok(false) };
-        Ok(!again.backward().is_ok_and(|gradients| same(&gradients, baseline)))
     }
 }
 

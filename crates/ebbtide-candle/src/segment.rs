@@ -140,16 +140,16 @@ pub(crate) fn cut_outputs(
         let owner = ran.graph.owner_of(inner);
         if !inner.track_op() {
             // A plain value, unless it is a view of what the layer may move away.
-            let lent = ran.inputs.iter().any(|i| {
-                i.role == InputRole::Lent && storage_key(&i.leaf) == storage_key(inner)
-            });
+            let lent = ran
+                .inputs
+                .iter()
+                .any(|i| i.role == InputRole::Lent && storage_key(&i.leaf) == storage_key(inner));
             let alias = owner.is_some() || lent;
             visible.push(if alias { inner.force_contiguous()?.detach() } else { inner.clone() });
             continue;
         }
-        let alone = owner.is_some_and(|o| {
-            whole(inner) && !taken.contains(&o) && is_only_view(ran, number, o)
-        });
+        let alone = owner
+            .is_some_and(|o| whole(inner) && !taken.contains(&o) && is_only_view(ran, number, o));
         let memory = if alone {
             taken.extend(owner);
             take(&handle(inner)?)?

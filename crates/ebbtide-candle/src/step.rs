@@ -8,7 +8,7 @@ use ebbtide_core::{GroupId, Pass, Policy};
 
 use crate::error::{Error, Kind};
 use crate::graph::Scope;
-use crate::probe::{Form, probe};
+use crate::probe::{Form, is_repeatable, probe};
 use crate::segment::{Call, Ran, Segment, cut_outputs, fingerprint, run};
 use crate::swap::Swap;
 use crate::timeline::Row;
@@ -134,16 +134,13 @@ impl<'a> Step<'a> {
         moved
     }
 
-    fn finish_layer(
-        &self,
-        call: Call<'a>,
-        ran: Ran,
-    ) -> Result<(Vec<Tensor>, Segment<'a>), Error> {
-        let scope = Scope { layer: &call.name, inputs: &ran.inputs, params: &call.params, before: 0 };
-        let form = self.form_of(&call, &scope, &ran)?;
-        if call.policy == Policy::Recompute && form.as_ref().is_none_or(|form| form.random) {
+    fn finish_layer(&self, call: Call<'a>, ran: Ran) -> Result<(Vec<Tensor>, Segment<'a>), Error> {
+        let scope =
+            Scope { layer: &call.name, inputs: &ran.inputs, params: &call.params, before: 0 };
+        if call.policy == Policy::Recompute && !self.repeats(&call, &scope, &ran)? {
             return Err(Error::new(Kind::Random { layer: call.name }));
         }
+        let form = self.form_of(&call, &scope, &ran)?;
         for what in ran.graph.without_gradient(&scope) {
             self.swap.inner().notice(format!(
                 "layer `{}`: {what} gets no gradient (an operation without backward, or not used)",
@@ -153,41 +150,46 @@ impl<'a> Step<'a> {
         let hash = (call.policy == Policy::Recompute).then(|| fingerprint(&ran.graph));
         let (visible, outputs) = cut_outputs(&call.name, &self.swap.anchor, &ran)
             .map_err(Error::in_layer(&call.name))?;
-        let dead = form.map_or_else(|| vec![false; ran.graph.owned.len()], |form| form.dead);
         if hash.is_none() {
             let taken: Vec<usize> = outputs.iter().filter_map(|output| output.taken).collect();
             let swap = call.policy == Policy::Swap;
-            self.swap.inner().save(call.group, &ran.graph.owned, &dead, &taken, swap)?;
+            self.swap.inner().save(call.group, &ran.graph.owned, &form.dead, &taken, swap)?;
         }
-        Ok((visible, Segment::new(call, ran, outputs, dead, hash)))
+        Ok((visible, Segment::new(call, ran, outputs, form.dead, hash)))
     }
 
     /// What is known of this layer's form; found out now if it is new.
-    fn form_of(
-        &self,
-        call: &Call<'a>,
-        scope: &Scope<'_>,
-        ran: &Ran,
-    ) -> Result<Option<Form>, Error> {
+    fn form_of(&self, call: &Call<'a>, scope: &Scope<'_>, ran: &Ran) -> Result<Form, Error> {
         let signature = &ran.graph.signature;
-        if ran.graph.owned.is_empty() {
-            return Ok(Some(Form::empty(signature.clone())));
+        if ran.graph.owned.is_empty() || !self.swap.inner().probes() {
+            return Ok(Form::all_alive(&ran.graph));
         }
         if let Some(form) = self.swap.inner().form(call.layer, signature) {
             return Ok(form);
-        }
-        if !self.swap.inner().probes() {
-            let dead = vec![false; ran.graph.owned.len()];
-            return Ok(Some(Form { signature: signature.clone(), dead, random: false }));
         }
         let known = self.swap.inner().forms_like(signature);
         let budget = self.swap.inner().probe_budget();
         let started = Instant::now();
         let form = probe(&*call.function, scope, &ran.graph, &known, budget)?;
-        let name = &call.name;
-        self.swap.inner().learn(call.layer, signature, form.as_ref(), started);
-        self.swap.inner().span(Row::Compute, || format!("{name} probe"), started);
+        self.swap.inner().learn_form(call.layer, &form, started);
+        self.swap.inner().span(Row::Compute, || format!("{} probe", call.name), started);
         Ok(form)
+    }
+
+    /// Whether the layer can be recomputed; found out now if it is not known.
+    fn repeats(&self, call: &Call<'a>, scope: &Scope<'_>, ran: &Ran) -> Result<bool, Error> {
+        let signature = &ran.graph.signature;
+        if !self.swap.inner().probes() {
+            return Ok(true); // The fingerprint alone decides.
+        }
+        if let Some(known) = self.swap.inner().repeats(call.layer, signature) {
+            return Ok(known);
+        }
+        let started = Instant::now();
+        let repeats = is_repeatable(&*call.function, scope, &ran.graph)?;
+        self.swap.inner().learn_repeats(call.layer, signature, repeats, started);
+        self.swap.inner().span(Row::Compute, || format!("{} probe", call.name), started);
+        Ok(repeats)
     }
 
     fn push(&mut self, segment: Segment<'a>) {

@@ -2,16 +2,13 @@
 
 use std::cell::{RefCell, RefMut};
 use std::collections::{HashMap, HashSet};
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, Storage, Tensor};
-use ebbtide_core::{
-    Config, Engine, Event, GroupId, LayerId, Pass, Policies, Policy, Registered,
-};
+use ebbtide_core::{Config, Engine, Event, GroupId, LayerId, Pass, Policies, Policy, Registered};
 use ebbtide_store::{AnyStore, FileConfig, FileStore, HostConfig, HostStore};
 
 use crate::error::{Error, Kind};
@@ -42,11 +39,12 @@ pub struct SwapBuilder {
     host_bytes: Option<u64>,
     prefetch: usize,
     probe: bool,
-    timeline: bool,
+    timeline: Option<Timeline>,
 }
 
 impl SwapBuilder {
     /// Where swapped bytes go. Default: a file in the system's folder for temporary files.
+    #[must_use]
     pub fn tier(mut self, tier: Tier) -> Self {
         self.tier = tier;
         self
@@ -54,12 +52,14 @@ impl SwapBuilder {
 
     /// Bytes of host memory that the tier may use: the capacity of [`Tier::Host`], and of
     /// [`Tier::File`] what may wait in its queue. Default: no limit, and 256 MiB.
+    #[must_use]
     pub fn host_bytes(mut self, bytes: u64) -> Self {
         self.host_bytes = Some(bytes);
         self
     }
 
     /// How many layers ahead of backward are brought home. Default: 1. 0 loads on demand.
+    #[must_use]
     pub fn prefetch(mut self, layers: usize) -> Self {
         self.prefetch = layers;
         self
@@ -68,14 +68,16 @@ impl SwapBuilder {
     /// Whether to find and drop the bytes that backward never reads. Default: yes. Without it each
     /// closure runs once a step (and once more where it is recomputed), all bytes are kept or
     /// moved, and recompute goes by its fingerprint alone.
+    #[must_use]
     pub fn probe(mut self, probe: bool) -> Self {
         self.probe = probe;
         self
     }
 
-    /// Whether to remember when what ran, for [`Swap::write_timeline`]. Default: no.
-    pub fn timeline(mut self, timeline: bool) -> Self {
-        self.timeline = timeline;
+    /// Where to remember when what ran. Default: nowhere.
+    #[must_use]
+    pub fn timeline(mut self, timeline: &Timeline) -> Self {
+        self.timeline = Some(timeline.clone());
         self
     }
 
@@ -89,16 +91,15 @@ impl SwapBuilder {
             let hint = "make them for as many layers as the model calls".to_string();
             return Err(Error::new(Kind::Setting { message, hint }));
         }
-        let origin = Instant::now();
+        let origin = self.timeline.as_ref().map_or_else(Instant::now, Timeline::origin);
         let store = self.open_tier(origin).map_err(|e| Error::new(Kind::Tier(e)))?;
         let notices = store.notices().to_vec();
-        let timeline = self.timeline.then(|| Arc::new(Mutex::new(Timeline::new(origin))));
         let config = Config { prefetch: self.prefetch };
         let mut engine = Engine::new(config, CandleCpu, store);
         let names: Arc<Mutex<Vec<String>>> = Arc::default();
-        if let Some(timeline) = timeline.clone() {
+        if let Some(timeline) = self.timeline.clone() {
             let names = Arc::clone(&names);
-            engine.observe(move |event: &Event| record(&mut lock(&timeline), &lock(&names), event));
+            engine.observe(move |event: &Event| record(&timeline, &lock(&names), event));
         }
         let inner = Inner {
             engine,
@@ -107,22 +108,20 @@ impl SwapBuilder {
             policies: self.policies,
             forms: Vec::new(),
             by_layer: HashMap::new(),
+            repeats: HashMap::new(),
             notices,
             noticed: HashSet::new(),
             passes: 0,
             probe_time: Duration::ZERO,
             recompute_time: Duration::ZERO,
-            timeline,
+            timeline: self.timeline,
         };
         let anchor = Storage::Cpu(CpuStorage::F32(vec![0.0]));
         let anchor = Tensor::from_storage(anchor, (), BackpropOp::none(), true);
         Ok(Swap { anchor, inner: RefCell::new(inner) })
     }
 
-    fn open_tier(
-        &self,
-        origin: Instant,
-    ) -> Result<AnyStore<Block>, ebbtide_core::BackendError> {
+    fn open_tier(&self, origin: Instant) -> Result<AnyStore<Block>, ebbtide_core::BackendError> {
         match &self.tier {
             Tier::File { dir } => {
                 let mut config = FileConfig { origin, ..FileConfig::new(dir) };
@@ -138,7 +137,7 @@ impl SwapBuilder {
 }
 
 /// Writes an engine's event into the timeline.
-fn record(timeline: &mut Timeline, names: &[String], event: &Event) {
+fn record(timeline: &Timeline, names: &[String], event: &Event) {
     let name = |layer: &LayerId| names.get(layer.0 as usize).cloned().unwrap_or_default();
     match event {
         Event::Stored { layer, timing, .. } => {
@@ -227,7 +226,7 @@ impl Swap {
             host_bytes: None,
             prefetch: Config::default().prefetch,
             probe: true,
-            timeline: false,
+            timeline: None,
         }
     }
 
@@ -286,19 +285,6 @@ impl Swap {
         self.inner().engine.active_groups()
     }
 
-    /// Writes when what ran, as JSON for the trace viewers of Chrome and Perfetto: a row for the
-    /// training thread, one for its waits, one for each worker and direction of the tier; arrows lead
-    /// from a copy to the wait that it ended. Empty unless [`SwapBuilder::timeline`] was asked for.
-    ///
-    /// # Errors
-    /// The writer fails.
-    pub fn write_timeline(&self, out: impl Write) -> io::Result<()> {
-        match &self.inner().timeline {
-            Some(timeline) => lock(timeline).write(out),
-            None => Timeline::new(Instant::now()).write(out),
-        }
-    }
-
     pub(crate) fn inner(&self) -> RefMut<'_, Inner> {
         self.inner.borrow_mut()
     }
@@ -337,27 +323,26 @@ pub(crate) struct Inner {
     names: Arc<Mutex<Vec<String>>>,
     policies: Policies,
     forms: Vec<Form>,
-    /// The form of each layer and signature seen; `None` where no probe was possible.
-    by_layer: HashMap<(LayerId, Signature), Option<usize>>,
+    /// The form of each layer and signature seen, by index into `forms`.
+    by_layer: HashMap<(LayerId, Signature), usize>,
+    /// Whether each layer that was to be recomputed gave the same twice.
+    repeats: HashMap<(LayerId, Signature), bool>,
     notices: Vec<String>,
     noticed: HashSet<String>,
     passes: u64,
     probe_time: Duration,
     recompute_time: Duration,
-    timeline: Option<Arc<Mutex<Timeline>>>,
+    timeline: Option<Timeline>,
 }
 
 impl Inner {
-    pub(crate) fn form(&self, layer: LayerId, signature: &Signature) -> Option<Option<Form>> {
+    pub(crate) fn form(&self, layer: LayerId, signature: &Signature) -> Option<Form> {
         let known = self.by_layer.get(&(layer, signature.clone()))?;
-        Some(known.map(|index| self.forms[index].clone()))
+        Some(self.forms[*known].clone())
     }
 
     pub(crate) fn forms_like(&self, signature: &Signature) -> Vec<Form> {
-        let mut like: Vec<Form> =
-            self.forms.iter().filter(|f| f.signature == *signature).cloned().collect();
-        like.dedup_by(|a, b| a.dead == b.dead);
-        like
+        self.forms.iter().filter(|form| form.signature == *signature).cloned().collect()
     }
 
     pub(crate) fn probes(&self) -> bool {
@@ -368,19 +353,29 @@ impl Inner {
         Budget { layers: self.policies.len(), spent: self.probe_time }
     }
 
-    pub(crate) fn learn(
+    pub(crate) fn repeats(&self, layer: LayerId, signature: &Signature) -> Option<bool> {
+        self.repeats.get(&(layer, signature.clone())).copied()
+    }
+
+    pub(crate) fn learn_repeats(
         &mut self,
         layer: LayerId,
         signature: &Signature,
-        form: Option<&Form>,
+        repeats: bool,
         started: Instant,
     ) {
         self.probe_time += started.elapsed();
-        let index = form.map(|form| {
+        self.repeats.insert((layer, signature.clone()), repeats);
+    }
+
+    pub(crate) fn learn_form(&mut self, layer: LayerId, form: &Form, started: Instant) {
+        self.probe_time += started.elapsed();
+        let known = self.forms.iter().position(|known| known == form);
+        let index = known.unwrap_or(self.forms.len());
+        if index == self.forms.len() {
             self.forms.push(form.clone());
-            self.forms.len() - 1
-        });
-        self.by_layer.insert((layer, signature.clone()), index);
+        }
+        self.by_layer.insert((layer, form.signature.clone()), index);
     }
 
     /// Deals with a layer's own storages: drops the dead ones, and registers the others if they are
@@ -427,7 +422,7 @@ impl Inner {
 
     pub(crate) fn span(&self, row: Row, name: impl FnOnce() -> String, started: Instant) {
         if let Some(timeline) = &self.timeline {
-            lock(timeline).span(row, name(), started);
+            timeline.span(row, name(), started);
         }
     }
 
@@ -435,7 +430,7 @@ impl Inner {
     pub(crate) fn wait_span(&self, name: &str, started: Instant) {
         let visible = started.elapsed() >= Duration::from_micros(20);
         if let Some(timeline) = self.timeline.as_ref().filter(|_| visible) {
-            lock(timeline).wait(name, started);
+            timeline.wait(name, started);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! When what ran: the picture of a run for Chrome's and Perfetto's trace viewers.
 
 use std::io::{self, Write};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// A row of the picture.
@@ -44,52 +45,125 @@ struct Span {
     end_ns: u64,
 }
 
-/// Spans in the order in which they ended.
-#[derive(Debug)]
-pub(crate) struct Timeline {
+/// Remembers when what ran. A cheap handle: clones write to the same picture.
+///
+/// ```
+/// use ebbtide_candle::{Policies, Policy, Swap, Timeline};
+///
+/// let timeline = Timeline::new();
+/// let swap = Swap::builder(Policies::uniform(Policy::Keep, 1)).timeline(&timeline).build()?;
+/// // … training steps …
+/// timeline.counter("device bytes", 1 << 20);
+/// let mut json = Vec::new();
+/// timeline.write(&mut json)?;
+/// assert!(String::from_utf8(json)?.contains("device bytes"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Timeline {
     origin: Instant,
+    books: Arc<Mutex<Books>>,
+}
+
+#[derive(Debug, Default)]
+struct Books {
+    /// In the order in which they ended.
     spans: Vec<Span>,
+    /// Name, time, value.
+    counters: Vec<(&'static str, u64, u64)>,
     /// From the end of a copy (row, time) to the end of the wait for it.
     arrows: Vec<((Row, u64), u64)>,
     last_copy: Option<(Row, u64)>,
 }
 
+impl Default for Timeline {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Timeline {
-    pub(crate) fn new(origin: Instant) -> Self {
-        Self { origin, spans: Vec::new(), arrows: Vec::new(), last_copy: None }
+    /// An empty picture whose time begins now.
+    pub fn new() -> Self {
+        Self { origin: Instant::now(), books: Arc::default() }
+    }
+
+    /// Zero of all times in the picture.
+    pub(crate) fn origin(&self) -> Instant {
+        self.origin
+    }
+
+    /// The value that a quantity has from now on. Drawn as a curve.
+    pub fn counter(&self, name: &'static str, value: u64) {
+        let now = self.now();
+        self.lock().counters.push((name, now, value));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Books> {
+        // Only ever locked for one push or read; a panic can't leave it half done.
+        self.books.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> u64 {
+        self.since_origin(Instant::now())
     }
 
     fn since_origin(&self, time: Instant) -> u64 {
-        u64::try_from(time.duration_since(self.origin).as_nanos()).unwrap_or(u64::MAX)
+        u64::try_from(time.saturating_duration_since(self.origin).as_nanos()).unwrap_or(u64::MAX)
     }
 
     /// Something that began at `started` and ends now.
-    pub(crate) fn span(&mut self, row: Row, name: String, started: Instant) {
-        let (start_ns, end_ns) = (self.since_origin(started), self.since_origin(Instant::now()));
-        self.spans.push(Span { row, name, start_ns, end_ns });
+    pub(crate) fn span(&self, row: Row, name: String, started: Instant) {
+        let (start_ns, end_ns) = (self.since_origin(started), self.now());
+        self.lock().spans.push(Span { row, name, start_ns, end_ns });
     }
 
     /// A copy, with the times that the tier measured.
-    pub(crate) fn copy(&mut self, row: Row, name: String, start_ns: u64, end_ns: u64) {
-        self.spans.push(Span { row, name, start_ns, end_ns });
-        if self.last_copy.is_none_or(|(_, end)| end < end_ns) {
-            self.last_copy = Some((row, end_ns));
+    pub(crate) fn copy(&self, row: Row, name: String, start_ns: u64, end_ns: u64) {
+        let mut books = self.lock();
+        books.spans.push(Span { row, name, start_ns, end_ns });
+        if books.last_copy.is_none_or(|(_, end)| end < end_ns) {
+            books.last_copy = Some((row, end_ns));
         }
     }
 
     /// A wait that began at `started` and ends now. If a copy ended meanwhile, an arrow leads from
     /// the last one to here.
-    pub(crate) fn wait(&mut self, name: &str, started: Instant) {
-        let start_ns = self.since_origin(started);
-        self.span(Row::Wait, name.to_string(), started);
-        let end_ns = self.since_origin(Instant::now());
-        if let Some(copy) = self.last_copy.take_if(|(_, end)| *end >= start_ns && *end <= end_ns) {
-            self.arrows.push((copy, end_ns));
+    pub(crate) fn wait(&self, name: &str, started: Instant) {
+        let (start_ns, end_ns) = (self.since_origin(started), self.now());
+        let mut books = self.lock();
+        books.spans.push(Span { row: Row::Wait, name: name.to_string(), start_ns, end_ns });
+        let ended = |(_, end): &mut (Row, u64)| *end >= start_ns && *end <= end_ns;
+        if let Some(copy) = books.last_copy.take_if(ended) {
+            books.arrows.push((copy, end_ns));
         }
     }
 
-    /// Writes everything as a JSON array of trace events, times in microseconds.
-    pub(crate) fn write(&self, mut out: impl Write) -> io::Result<()> {
+    /// Writes everything so far as JSON for the trace viewers of Chrome and Perfetto: a row for the
+    /// training thread, one for its waits, one for each worker and direction of the tier; arrows
+    /// lead from a copy to the wait that it ended. Times are in microseconds.
+    ///
+    /// # Errors
+    /// The writer fails.
+    pub fn write(&self, mut out: impl Write) -> io::Result<()> {
+        let books = self.lock();
+        books.write_rows(&mut out)?;
+        books.write_spans(&mut out)?;
+        for (name, time, value) in &books.counters {
+            let time = micros(*time);
+            write!(
+                out,
+                ",\n{{\"ph\":\"C\",\"pid\":1,\"ts\":{time},\"name\":\"{name}\",\
+                 \"args\":{{\"bytes\":{value}}}}}"
+            )?;
+        }
+        books.write_arrows(&mut out)?;
+        writeln!(out, "\n]")
+    }
+}
+
+impl Books {
+    fn write_rows(&self, out: &mut impl Write) -> io::Result<()> {
         let mut rows: Vec<Row> = Vec::new();
         for span in &self.spans {
             if !rows.contains(&span.row) {
@@ -107,6 +181,10 @@ impl Timeline {
                  \"args\":{{\"name\":\"{name}\"}}}}"
             )?;
         }
+        Ok(())
+    }
+
+    fn write_spans(&self, out: &mut impl Write) -> io::Result<()> {
         for span in &self.spans {
             let (id, name) = (span.row.id(), escape(&span.name));
             let (start, length) = (micros(span.start_ns), micros(span.end_ns - span.start_ns));
@@ -116,6 +194,10 @@ impl Timeline {
                  \"name\":\"{name}\"}}"
             )?;
         }
+        Ok(())
+    }
+
+    fn write_arrows(&self, out: &mut impl Write) -> io::Result<()> {
         for (number, ((row, from), to)) in self.arrows.iter().enumerate() {
             for (phase, id, time) in [("s", row.id(), *from), ("f", Row::Wait.id(), *to)] {
                 let time = micros(time);
@@ -126,7 +208,7 @@ impl Timeline {
                 )?;
             }
         }
-        writeln!(out, "\n]")
+        Ok(())
     }
 }
 
@@ -134,14 +216,12 @@ fn micros(ns: u64) -> String {
     format!("{}.{:03}", ns / 1000, ns % 1000)
 }
 
+/// Names are a user's: quotes and control characters must not end the JSON string.
 fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => escaped.extend(['\\', c]),
-            c if (c as u32) < 0x20 => escaped.push_str(&format!("\\u{:04x}", c as u32)),
-            c => escaped.push(c),
-        }
-    }
-    escaped
+    let one = |c: char| match c {
+        '"' | '\\' => format!("\\{c}"),
+        c if u32::from(c) < 0x20 => format!("\\u{:04x}", u32::from(c)),
+        c => c.to_string(),
+    };
+    text.chars().map(one).collect()
 }

@@ -1,5 +1,8 @@
 //! Graphs that are no plain chain: any inputs and outputs, shared weights, skips, passes in flight.
 
+// The usual letters of small models; test numbers are small.
+#![allow(clippy::many_single_char_names, clippy::cast_possible_truncation)]
+
 mod common;
 
 use candle_core::DType::F32;
@@ -75,9 +78,10 @@ fn any_number_of_inputs_and_outputs() {
             let w_in = w.clone();
             let f = step.layer_many("a", &named(&[&w]), &[&start], move |i| first(&w_in, &i[0]))?;
             let v_in = v.clone();
-            let s = step.layer_many("b", &named(&[&v]), &[&f[0], &f[1], &f[2], &mask], move |i| {
-                second(&v_in, i)
-            })?;
+            let s =
+                step.layer_many("b", &named(&[&v]), &[&f[0], &f[1], &f[2], &mask], move |i| {
+                    second(&v_in, i)
+                })?;
             let view = s[0].t()?;
             let w_in = w.clone();
             let last = step.layer_many("c", &named(&[&w]), &[&view, &view], move |i| {
@@ -150,8 +154,9 @@ fn skips_branches_and_shared_inputs() {
             let start = x.matmul(&v)?;
             let mut run = |name: &str, var: &Var, x: &Tensor| {
                 let (params, var) = (named(&[var]), var.clone());
-                let mut out = step
-                    .layer_many(name, &params, &[x, &bias], move |i| Ok(vec![layer(&var, &i[0], &i[1])?]))?;
+                let mut out = step.layer_many(name, &params, &[x, &bias], move |i| {
+                    Ok(vec![layer(&var, &i[0], &i[1])?])
+                })?;
                 Ok::<_, ebbtide_candle::Error>(out.remove(0))
             };
             let a = run("a", &w, &start)?;
@@ -202,7 +207,8 @@ fn c9_unused_branches_and_frozen_layers() {
                 Ok(vec![h.clone(), h.sqr()?])
             })?;
             let v_in = v.clone();
-            let unused = step.layer("unused", &named(&[&v]), &h[0], move |h| h.matmul(&v_in)?.exp())?;
+            let unused =
+                step.layer("unused", &named(&[&v]), &h[0], move |h| h.matmul(&v_in)?.exp())?;
             drop(unused);
             let f = frozen.clone();
             let y = step.layer("frozen", &[], &h[0], move |h| h.matmul(&f)?.exp())?;
@@ -225,9 +231,7 @@ fn c12_passes_in_flight() {
             let mut step = swap.step();
             let mut h = model.embed(&model.ids(2, 4, micro)).unwrap();
             for (i, block) in model.blocks.iter().enumerate() {
-                h = step
-                    .layer(&format!("h.{i}"), &block.params, &h, |h| block.forward(h))
-                    .unwrap();
+                h = step.layer(&format!("h.{i}"), &block.params, &h, |h| block.forward(h)).unwrap();
             }
             flight.push((step, model.loss(&h).unwrap()));
         }

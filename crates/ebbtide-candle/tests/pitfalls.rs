@@ -60,7 +60,7 @@ fn a_segment_without_gradient_is_reported_by_name() {
     let params = [("norm".to_string(), norm.clone()), ("w".to_string(), w.clone())];
     let swap = swap("swap", 2);
     let mut step = swap.step();
-    let x = Tensor::from(var(&[3, 8], 3, F32).into_inner()).affine(1.0, 0.0).unwrap();
+    let x = var(&[3, 8], 3, F32).affine(1.0, 0.0).unwrap();
     let y = step
         .layer("fast", &params, &x, |x| candle_nn::ops::rms_norm(x, &norm, 1e-5)?.matmul(&w))
         .unwrap();
@@ -70,10 +70,7 @@ fn a_segment_without_gradient_is_reported_by_name() {
     let why = "gets no gradient (an operation without backward, or not used)";
     assert_eq!(
         swap.notices(),
-        [
-            format!("layer `fast`: parameter `norm` {why}"),
-            format!("layer `fast`: input 0 {why}"),
-        ]
+        [format!("layer `fast`: parameter `norm` {why}"), format!("layer `fast`: input 0 {why}"),]
     );
 }
 
@@ -191,7 +188,10 @@ fn poison_is_a_clean_error() {
             ("compare", t.gt(t)),
             ("affine", t.affine(2.0, 1.0)),
             ("cat", Tensor::cat(&[t, t], 0)),
-            ("where", t.ones_like().unwrap().to_dtype(candle_core::DType::U8).unwrap().where_cond(t, t)),
+            (
+                "where",
+                t.ones_like().unwrap().to_dtype(candle_core::DType::U8).unwrap().where_cond(t, t),
+            ),
             ("index", t.index_select(&Tensor::new(&[0u32], &Device::Cpu).unwrap(), 0)),
             ("power", t.powf(2.0)),
             ("elu", t.elu(1.0)),
@@ -282,8 +282,7 @@ fn equal_forms_with_other_operations() {
         h.sum_all().unwrap().backward().unwrap()
     };
     for policy in [Policy::Keep, Policy::Swap, Policy::Recompute] {
-        let swap =
-            Swap::builder(Policies::uniform(policy, 5)).tier(file_tier()).build().unwrap();
+        let swap = Swap::builder(Policies::uniform(policy, 5)).tier(file_tier()).build().unwrap();
         for _ in 0..2 {
             let mut step = swap.step();
             let mut h = x.clone();

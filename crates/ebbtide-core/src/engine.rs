@@ -325,9 +325,8 @@ impl<D: Device, S: Store<D::Block>> Engine<D, S> {
         for record in &mut entry.records {
             let Some(ticket) = record.residency.load_ticket() else { continue };
             let (device, bytes) = (&mut self.device, record.bytes);
-            let home = loaded(self.store.wait(ticket)).and_then(|(block, timing)| {
-                device.attach(&record.storage, block).map(|()| timing)
-            });
+            let home = loaded(self.store.wait(ticket))
+                .and_then(|(block, timing)| device.attach(&record.storage, block).map(|()| timing));
             match home {
                 Ok(timing) => {
                     self.store.discard(sure(record.residency.finish_load()));
@@ -517,18 +516,14 @@ fn sure<T>(transition: Result<T, WrongState>) -> T {
     }
 }
 
-fn stored<B, Slot>(
-    done: Outcome<B, Slot>,
-) -> Result<(Slot, Timing), Failed<B>> {
+fn stored<B, Slot>(done: Outcome<B, Slot>) -> Result<(Slot, Timing), Failed<B>> {
     match done? {
         (Done::Stored(slot), timing) => Ok((slot, timing)),
         (Done::Loaded(_), _) => unreachable!("the store answered a put with a load"),
     }
 }
 
-fn loaded<B, Slot>(
-    done: Outcome<B, Slot>,
-) -> Result<(B, Timing), BackendError> {
+fn loaded<B, Slot>(done: Outcome<B, Slot>) -> Result<(B, Timing), BackendError> {
     match done.map_err(|failed| failed.error)? {
         (Done::Loaded(block), timing) => Ok((block, timing)),
         (Done::Stored(_), _) => unreachable!("the store answered a get with a put"),

@@ -72,9 +72,13 @@ mod tests {
     #[test]
     fn m11_a_deviation_ends_the_prediction() {
         let mut order = Order::default();
-        layers(&[2, 1, 0]).into_iter().for_each(|layer| order.record(layer));
+        for layer in layers(&[2, 1, 0]) {
+            order.record(layer);
+        }
         order.finish();
-        layers(&[2, 0]).into_iter().for_each(|layer| order.record(layer));
+        for layer in layers(&[2, 0]) {
+            order.record(layer);
+        }
         assert_eq!(order.expected(), []);
         order.abandon();
         assert_eq!(order.expected(), layers(&[2, 1, 0]));

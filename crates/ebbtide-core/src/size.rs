@@ -31,10 +31,12 @@ pub fn parse(text: &str) -> Result<u64, Error> {
     if number.is_empty() {
         return Err(wrong("it does not start with a number"));
     }
-    let unit = unit_bytes(unit).ok_or_else(|| wrong("the unit is none of B, KiB, MiB, GiB, TiB"))?;
+    let unit =
+        unit_bytes(unit).ok_or_else(|| wrong("the unit is none of B, KiB, MiB, GiB, TiB"))?;
     let (whole, fraction) = number.split_once('.').unwrap_or((number, "0"));
     let whole: u128 = parse_digits(whole).ok_or_else(|| wrong("the number does not parse"))?;
-    let numerator: u128 = parse_digits(fraction).ok_or_else(|| wrong("the number does not parse"))?;
+    let numerator: u128 =
+        parse_digits(fraction).ok_or_else(|| wrong("the number does not parse"))?;
     let scale = u32::try_from(fraction.len()).ok().and_then(|n| 10u128.checked_pow(n));
     let part = scale
         .and_then(|scale| Some(numerator.checked_mul(u128::from(unit))? / scale))

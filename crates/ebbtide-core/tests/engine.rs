@@ -1,5 +1,8 @@
 //! The engine on a device and a store of plain byte vectors.
 
+// Test data wraps around on purpose.
+#![allow(clippy::cast_possible_truncation)]
+
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
@@ -59,9 +62,11 @@ impl Rig {
         let group = self.engine.open(LayerId(layer), Pass(self.pass));
         let mut storages = Vec::new();
         for (i, &size) in sizes.iter().enumerate() {
-            let bytes: Vec<u8> = (0..size).map(|b| (b * 31 + i * 7 + layer as usize) as u8).collect();
+            let bytes: Vec<u8> =
+                (0..size).map(|b| ((b * 31 + i * 7 + layer as usize) % 251) as u8).collect();
             let storage = self.engine.device_mut().storage(bytes.clone());
-            let registered = self.engine.register(group, storage.clone(), size as u64, "t").unwrap();
+            let registered =
+                self.engine.register(group, storage.clone(), size as u64, "t").unwrap();
             assert_eq!(registered, Registered::New);
             storages.push((storage, bytes));
         }
@@ -109,7 +114,9 @@ fn step(rig: &mut Rig, sizes: &[Vec<usize>]) -> Result<(), Error> {
         Ok(()) => rig.engine.finish_backward(),
         Err(_) => rig.engine.abandon_backward(),
     }
-    layers.iter().for_each(|layer| rig.engine.close(layer.group));
+    for layer in &layers {
+        rig.engine.close(layer.group);
+    }
     rig.pass += 1;
     result
 }
@@ -354,8 +361,9 @@ fn events_tell_what_happened() {
         log.lock().unwrap().push(line);
     });
     step(&mut rig, &[vec![10], vec![20, 30]]).unwrap();
-    let expected =
-        ["out 0 10", "missed 1", "out 1 20", "out 1 30", "in 1 20", "in 1 30", "missed 0", "in 0 10"];
+    let expected = [
+        "out 0 10", "missed 1", "out 1 20", "out 1 30", "in 1 20", "in 1 30", "missed 0", "in 0 10",
+    ];
     assert_eq!(*seen.lock().unwrap(), expected);
 }
 
@@ -441,7 +449,7 @@ mod random {
                     Call::Register(i, size) => {
                         let count = layers.len().max(1);
                         let Some(layer) = layers.get_mut(i % count) else { continue };
-                        let bytes = vec![size as u8; usize::from(size)];
+                        let bytes = vec![size.to_le_bytes()[0]; usize::from(size)];
                         let storage = rig.engine.device_mut().storage(bytes.clone());
                         let result =
                             rig.engine.register(layer.group, storage.clone(), size.into(), "t");
@@ -476,7 +484,9 @@ mod random {
                         at(&layers, i).map(|g| rig.engine.wait_load(g));
                     }
                     Call::Prefetch(i) => {
-                        at(&layers, i).map(|g| rig.engine.prefetch(g));
+                        if let Some(group) = at(&layers, i) {
+                            rig.engine.prefetch(group);
+                        }
                     }
                 }
             }

@@ -1,7 +1,7 @@
 //! A small transformer-like model, run plainly and through ebbtide on the same weights.
 
 // Each test binary uses a part, and shares it with nobody.
-#![allow(dead_code, unreachable_pub)]
+#![allow(dead_code, unreachable_pub, clippy::pedantic)]
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Result, Tensor, Var};
@@ -42,9 +42,10 @@ impl Block {
             ("down", vec![4 * width, width]),
             ("norm2", vec![width]),
         ];
-        let params = shapes.iter().enumerate().map(|(i, (name, shape))| {
-            (name.to_string(), var(shape, seed * 16 + i as u32, dtype))
-        });
+        let params = shapes
+            .iter()
+            .enumerate()
+            .map(|(i, (name, shape))| (name.to_string(), var(shape, seed * 16 + i as u32, dtype)));
         Self { params: params.collect(), heads }
     }
 
@@ -90,7 +91,11 @@ pub const VOCAB: usize = 11;
 impl Model {
     pub fn new(layers: usize, dtype: DType) -> Self {
         let block = |i| Block::new(WIDTH, 2, 100 + i as u32, dtype);
-        Self { embed: var(&[VOCAB, WIDTH], 1, dtype), blocks: (0..layers).map(block).collect(), dtype }
+        Self {
+            embed: var(&[VOCAB, WIDTH], 1, dtype),
+            blocks: (0..layers).map(block).collect(),
+            dtype,
+        }
     }
 
     pub fn ids(&self, batch: usize, seq: usize, seed: u32) -> Tensor {

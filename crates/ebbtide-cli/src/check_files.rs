@@ -1,0 +1,92 @@
+//! The files and folders of the command line, looked at before any work.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::args::{OutputArgs, TrainingArgs};
+use crate::failure::Failure;
+use crate::files;
+
+/// Texts have to be regular files: each process of a run reads them again.
+pub(crate) fn inputs(text: &[PathBuf]) -> Result<(), Failure> {
+    for path in text {
+        let hint = "name a readable file with --text";
+        let wrong = |why: &str| {
+            Failure::bad_input(format!("can't read the text {}: {why}", path.display()), hint)
+        };
+        let metadata = fs::metadata(path).map_err(|error| wrong(&error.to_string()))?;
+        if !metadata.is_file() {
+            return Err(wrong("it is not a regular file"));
+        }
+    }
+    Ok(())
+}
+
+/// Output files have to be writable, apart from one another and from what is read.
+pub(crate) fn outputs(training: &TrainingArgs, output: &OutputArgs) -> Result<(), Failure> {
+    let targets = [
+        ("--save", training.save.as_deref()),
+        ("--json", output.json.as_deref()),
+        ("--timeline", output.timeline.as_deref()),
+    ];
+    let mut taken: Vec<(&str, PathBuf)> =
+        training.text.iter().map(|path| ("--text", same(path))).collect();
+    let resumed = training.resume.as_deref().map(same);
+    for (flag, path) in targets {
+        let Some(path) = path else { continue };
+        target(flag, path)?;
+        let file = same(path);
+        // Saving over the file that was resumed is what one does.
+        let resumed = resumed.iter().filter(|_| flag != "--save").map(|p| ("--resume", p.clone()));
+        let clash = taken.iter().cloned().chain(resumed).find(|(_, other)| *other == file);
+        if let Some((other, _)) = clash {
+            return Err(Failure::bad_input(
+                format!("{flag} and {other} name the same file {}", path.display()),
+                format!("name another file with {flag}"),
+            ));
+        }
+        taken.push((flag, file));
+    }
+    Ok(())
+}
+
+fn target(flag: &str, path: &Path) -> Result<(), Failure> {
+    let wrong = |why: &str| {
+        Failure::bad_input(
+            format!("{flag} can't write {}: {why}", path.display()),
+            format!("name a file in an existing, writable folder with {flag}"),
+        )
+    };
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_dir() => return Err(wrong("it is a folder")),
+        Ok(metadata) if !metadata.is_file() || files::is_stdout(path) => {
+            // A pipe or a device: nothing is made in its folder. A state is too dear for one.
+            let saves = flag == "--save";
+            return if saves { Err(wrong("it is not a regular file")) } else { Ok(()) };
+        }
+        _ => {}
+    }
+    if path.file_name().is_none() {
+        return Err(wrong("it has no name"));
+    }
+    // The folder that is written to is that of the file a link points to.
+    files::probe(&files::folder(&same(path))).map_err(|error| wrong(&error.to_string()))
+}
+
+/// One spelling for one file, whether it exists or not.
+fn same(path: &Path) -> PathBuf {
+    fs::canonicalize(path).unwrap_or_else(|_| {
+        let folder = files::folder(path);
+        let folder = fs::canonicalize(&folder).unwrap_or(folder);
+        folder.join(path.file_name().unwrap_or_default())
+    })
+}
+
+pub(crate) fn spill_folder(folder: &Path) -> Result<(), Failure> {
+    files::probe(folder).map_err(|error| {
+        Failure::bad_input(
+            format!("can't spill to the folder {}: {error}", folder.display()),
+            "name an existing, writable folder with --spill-dir",
+        )
+    })
+}

@@ -1,0 +1,173 @@
+//! What a run prints and writes.
+
+mod common;
+
+use common::{Place, names, numbers, text};
+
+/// Keys of an object, in order.
+fn keys(value: &serde_json::Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_json_has_every_field_and_no_other() {
+    let place = Place::new();
+    place.trained(&["--steps", "4", "--quiet", "--json", "report.json"]);
+    let report = place.json("report.json");
+    // serde_json sorts keys when it reads.
+    assert_eq!(keys(&report), ["command", "device", "identical", "model", "runs", "schema"]);
+    assert_eq!(report["schema"], 1);
+    assert_eq!(report["command"], "train");
+    assert_eq!(report["device"], "cpu");
+    assert!(report["identical"].is_null(), "nothing was compared");
+    let model = serde_json::json!({
+        "layers": 2, "d_model": 16, "heads": 2, "seq": 16, "batch": 2, "vocab": 256,
+        "parameters": 10_656, "dtype": "f32",
+    });
+    assert_eq!(report["model"], model);
+    let fields = "base_bytes dropped_bytes gradients_bytes gradients_tensors gradients_xxh3 loss \
+        missed_prefetches mode moved_in_bytes moved_out_bytes peak_bytes peak_rss_bytes probe_ms \
+        recompute_ms step_ms steps tier wait_ms";
+    for run in report["runs"].as_array().unwrap() {
+        assert_eq!(keys(run).join(" "), fields);
+        let steps = usize::try_from(run["steps"].as_u64().unwrap()).unwrap();
+        assert_eq!(numbers(&run["loss"]).len(), steps);
+        assert_eq!(numbers(&run["step_ms"]).len(), steps);
+        assert_eq!(run["gradients_xxh3"].as_str().unwrap().len(), 16);
+        assert_eq!(run["gradients_tensors"], 24);
+        assert_eq!(run["gradients_bytes"], 4 * 10_656);
+        assert!(run["peak_bytes"].as_u64() > run["base_bytes"].as_u64());
+        assert!(run["peak_rss_bytes"].as_u64() > Some(1 << 20));
+    }
+    assert_eq!(names(place.path()), ["report.json"], "temporary files were left");
+}
+
+/// Without --compare: three plain steps first, then the chosen mode.
+#[test]
+fn a_single_mode_is_measured_against_three_plain_steps() {
+    let place = Place::new();
+    let output = place.trained(&["--steps", "5", "--json", "report.json"]);
+    let report = place.json("report.json");
+    let runs = report["runs"].as_array().unwrap();
+    let modes: Vec<_> = runs.iter().map(|r| (&r["mode"], &r["tier"], &r["steps"])).collect();
+    let expected = serde_json::json!([["plain", null, 3], ["swap", "file", 5]]);
+    assert_eq!(serde_json::json!(modes), expected);
+    assert_eq!(numbers(&runs[0]["loss"])[..], numbers(&runs[1]["loss"])[..3]);
+    assert_eq!(runs[0]["moved_out_bytes"], 0);
+
+    let said = text(&output.stdout);
+    let last = said.lines().last().unwrap();
+    assert_eq!(last, "losses and gradients of the first 3 steps: bit-identical to plain");
+    assert_eq!(said.lines().count(), 4, "head, two rows, one sentence:\n{said}");
+}
+
+#[test]
+fn plain_runs_alone() {
+    let place = Place::new();
+    let output = place.trained(&["--steps", "3", "--policy", "plain", "--json", "r", "--quiet"]);
+    assert_eq!(place.json("r")["runs"].as_array().unwrap().len(), 1);
+    assert_eq!(text(&output.stdout).lines().count(), 2);
+}
+
+#[test]
+fn policies_by_layer_and_the_host_tier_run_and_give_the_same() {
+    let place = Place::new();
+    let runs: [&[&str]; 4] = [
+        &["--policy", "plain"],
+        &["--policy", "0-0:recompute,1:swap"],
+        &["--tier", "host", "--prefetch", "0"],
+        &["--spill-dir", ".", "--host-bytes", "64MiB", "--prefetch", "2"],
+    ];
+    let mut hashes = Vec::new();
+    for run in runs {
+        place.trained(&[&["--steps", "3", "--json", "r"], run].concat());
+        let report = place.json("r");
+        let last = report["runs"].as_array().unwrap().last().unwrap().clone();
+        hashes.push((last["gradients_xxh3"].clone(), last["loss"].clone()));
+    }
+    assert!(hashes.iter().all(|hash| *hash == hashes[0]), "{hashes:?}");
+}
+
+#[test]
+fn both_types_learn() {
+    for dtype in ["f32", "bf16"] {
+        let place = Place::new();
+        let args = ["--steps", "40", "--lr", "1e-2", "--dtype", dtype, "--json", "r"];
+        place.trained(&args);
+        let report = place.json("r");
+        assert_eq!(report["model"]["dtype"], dtype);
+        let loss = numbers(&report["runs"][1]["loss"]);
+        assert!(loss[39] < loss[0] - 1., "{dtype}: {loss:?}");
+    }
+}
+
+/// Standard error is not a terminal here: lines instead of a bar, none at all with --quiet.
+#[test]
+fn bars_and_chatter_stay_where_they_belong() {
+    let place = Place::new();
+    let said = text(&place.trained(&["--steps", "20"]).stderr);
+    assert!(!said.contains('\r') && !said.contains('\u{1b}'), "{said:?}");
+    let lines = said.lines().filter(|line| line.starts_with("swap, step ")).count();
+    assert_eq!(lines, 10, "a line for each tenth of the steps:\n{said}");
+
+    let output = place.trained(&["--steps", "20", "--quiet"]);
+    assert_eq!(text(&output.stderr), "");
+    assert!(text(&output.stdout).starts_with("mode "), "the table is data");
+}
+
+#[test]
+fn a_sample_follows_the_table_and_disturbs_nothing() {
+    let place = Place::new();
+    let sampled = |name| {
+        let args = ["--steps", "3", "--quiet", "--sample", "33", "--save", name];
+        let output = place.trained(&args).stdout;
+        let table = b"bit-identical to plain\n";
+        let end = output.windows(table.len()).position(|w| w == table).unwrap() + table.len();
+        output[end..].to_vec()
+    };
+    let bytes = sampled("a");
+    assert_eq!(bytes.len(), 33);
+    assert_eq!(bytes, sampled("b"));
+    place.trained(&["--steps", "3", "--quiet", "--save", "c"]);
+    assert_eq!(place.bytes("a"), place.bytes("c"));
+}
+
+#[test]
+fn the_host_tier_says_that_it_saves_nothing() {
+    let place = Place::new();
+    let said = text(&place.trained(&["--steps", "1", "--tier", "host"]).stderr);
+    assert!(said.contains("note: --tier host saves nothing on a CPU"), "{said}");
+}
+
+#[test]
+fn a_timeline_is_json() {
+    let place = Place::new();
+    place.trained(&["--steps", "3", "--timeline", "t.json"]);
+    let timeline = place.json("t.json");
+    assert!(timeline.is_array() || timeline["traceEvents"].is_array());
+}
+
+/// `/dev/stdout` is written to, not replaced.
+#[test]
+fn the_json_may_go_to_standard_output() {
+    let place = Place::new();
+    let args = ["--steps", "1", "--policy", "plain", "--json", "/dev/stdout"];
+    let said = text(&place.trained(&args).stdout);
+    let (json, table) = said.split_once("\n}\n").unwrap();
+    serde_json::from_str::<serde_json::Value>(&format!("{json}\n}}")).unwrap();
+    assert!(table.starts_with("mode "), "{table}");
+}
+
+#[test]
+fn help_and_version_are_data() {
+    let place = Place::new();
+    let help = place.run(&["train", "--help"]);
+    assert!(help.status.success() && help.stderr.is_empty());
+    let help = text(&help.stdout);
+    for default in ["12", "256", "8", "4", "40", "1", "3e-4", "f32", "swap", "file"] {
+        assert!(help.contains(&format!("[default: {default}]")), "{default}:\n{help}");
+    }
+    assert!(!text(&place.run(&["--help"]).stdout).contains("worker"));
+    let version = text(&place.run(&["--version"]).stdout);
+    assert_eq!(version, format!("ebbtide {}\n", env!("CARGO_PKG_VERSION")));
+}
