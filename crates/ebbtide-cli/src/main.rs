@@ -51,7 +51,6 @@ use args::{Cli, Command};
 use failure::Failure;
 
 fn main() -> ExitCode {
-    memory::return_freed_blocks();
     let result = match Cli::try_parse() {
         Ok(cli) => run(cli.command),
         Err(error) => usage::answer(&error),

@@ -8,12 +8,6 @@ use ebbtide_candle::Heap;
 #[global_allocator]
 static HEAP: Heap = Heap::new();
 
-/// Once at the start: freed activations leave the process, so that its resident size tells what is
-/// in use.
-pub(crate) fn return_freed_blocks() {
-    HEAP.return_freed_blocks();
-}
-
 /// Device bytes now.
 pub(crate) fn live_bytes() -> u64 {
     HEAP.live_bytes()
