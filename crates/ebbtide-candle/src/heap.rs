@@ -139,6 +139,8 @@ impl Heap {
     /// An allocator that has counted nothing yet.
     #[allow(clippy::new_without_default)] // It is of use as a static only.
     pub const fn new() -> Self {
+        // A static is made at compile time: this array is never on a stack.
+        #[allow(clippy::large_stack_arrays)]
         let books = Books {
             kept: [(0, 0); KEPT_BLOCKS],
             count: 0,
@@ -182,12 +184,11 @@ impl Heap {
     fn map(&self, size: usize) -> (*mut u8, bool) {
         let length = length(size);
         let mut books = self.books();
-        let (block, zero) = match books.take(length) {
-            Some(address) => (ptr::with_exposed_provenance_mut(address), false),
-            None => {
-                books.make_room(length);
-                (fresh(length), true)
-            }
+        let (block, zero) = if let Some(address) = books.take(length) {
+            (ptr::with_exposed_provenance_mut(address), false)
+        } else {
+            books.make_room(length);
+            (fresh(length), true)
         };
         if !block.is_null() {
             books.used_bytes += length;

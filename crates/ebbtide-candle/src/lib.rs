@@ -76,3 +76,8 @@ pub use heap::Heap;
 pub use step::Step;
 pub use swap::{Report, Swap, SwapBuilder, Tier};
 pub use timeline::Timeline;
+
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -224,7 +224,6 @@ fn tier(args: &MemoryArgs, mode: &Mode, shape: &Shape, timeline: bool) -> Result
         ("--spill-dir", args.spill_dir.is_some()),
         ("--host-bytes", args.host_bytes.is_some()),
         ("--prefetch", args.prefetch.is_some()),
-        ("--timeline", timeline),
     ];
     let flag = given.into_iter().find_map(|(flag, given)| given.then_some(flag));
     if let Some(flag) = flag.filter(|_| !swaps(mode, shape)) {

@@ -28,28 +28,23 @@ pub(crate) struct Totals {
 /// Runs forward and backward.
 pub(crate) enum Engine {
     Plain,
-    Ebbtide(Box<Ebbtide>),
-}
-
-pub(crate) struct Ebbtide {
-    swap: Swap,
-    timeline: Option<Timeline>,
+    Ebbtide(Box<Swap>),
 }
 
 impl Engine {
-    pub(crate) fn new(setup: &Setup) -> Result<Self, Failure> {
+    /// What runs when is written into `timeline`, if there is one.
+    pub(crate) fn new(setup: &Setup, timeline: Option<&Timeline>) -> Result<Self, Failure> {
         let Mode::Policy(text) = &setup.mode else {
             return Ok(Self::Plain);
         };
         let policies = Policies::parse(text, setup.config.shape.layers)?;
         let swaps = policies.iter().any(|policy| policy == Policy::Swap);
-        let timeline = setup.tier.timeline.then(Timeline::new);
         let mut builder = Swap::builder(policies).tier(match setup.tier.kind {
             TierKind::File if swaps => Tier::File { dir: setup.tier.dir.clone() },
             // Without a swapped layer no file is opened: nothing would ever go there.
             TierKind::File | TierKind::Host => Tier::Host,
         });
-        if let Some(timeline) = &timeline {
+        if let Some(timeline) = timeline {
             builder = builder.timeline(timeline);
         }
         if let Some(bytes) = setup.tier.host_bytes.filter(|_| swaps) {
@@ -58,7 +53,7 @@ impl Engine {
         if let Some(layers) = setup.tier.prefetch.filter(|_| swaps) {
             builder = builder.prefetch(layers);
         }
-        Ok(Self::Ebbtide(Box::new(Ebbtide { swap: builder.build()?, timeline })))
+        Ok(Self::Ebbtide(Box::new(builder.build()?)))
     }
 
     /// Loss and gradients of one batch. The graph is gone when this returns.
@@ -72,8 +67,8 @@ impl Engine {
                 let loss = model.loss(&mut Plain, batch)?;
                 Ok((loss.to_scalar()?, loss.backward()?))
             }
-            Self::Ebbtide(ebbtide) => {
-                let mut step = ebbtide.swap.step();
+            Self::Ebbtide(swap) => {
+                let mut step = swap.step();
                 let loss = model.loss(&mut Segments(&mut step), batch)?;
                 Ok((loss.to_scalar()?, step.backward(&loss)?))
             }
@@ -81,10 +76,10 @@ impl Engine {
     }
 
     pub(crate) fn totals(&self) -> Totals {
-        let Self::Ebbtide(ebbtide) = self else {
+        let Self::Ebbtide(swap) = self else {
             return Totals::default();
         };
-        let report = ebbtide.swap.report();
+        let report = swap.report();
         Totals {
             probe_ms: report.probe_ms,
             moved_out_bytes: report.moved_out_bytes,
@@ -100,15 +95,7 @@ impl Engine {
     pub(crate) fn notices(&self) -> Vec<String> {
         match self {
             Self::Plain => Vec::new(),
-            Self::Ebbtide(ebbtide) => ebbtide.swap.notices(),
-        }
-    }
-
-    /// The picture of the run, if one is to be drawn.
-    pub(crate) fn timeline(&self) -> Option<&Timeline> {
-        match self {
-            Self::Plain => None,
-            Self::Ebbtide(ebbtide) => ebbtide.timeline.as_ref(),
+            Self::Ebbtide(swap) => swap.notices(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use candle_core::{CpuStorage, Device, Storage, Tensor};
+use ebbtide_candle::Timeline;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
 
@@ -79,6 +80,7 @@ pub(crate) struct Trainer {
     /// The state after the last complete step.
     header: Header,
     meter: Option<Meter>,
+    timeline: Option<Timeline>,
     /// Runs from the first step on, if there is a timeline.
     curve: Option<Curve>,
     records: Vec<Record>,
@@ -87,7 +89,8 @@ pub(crate) struct Trainer {
 impl Trainer {
     pub(crate) fn new(setup: Setup) -> Result<Self, Failure> {
         // First, since a tier that can't be opened should be found before anything is made.
-        let engine = Engine::new(&setup)?;
+        let timeline = setup.tier.timeline.then(Timeline::new);
+        let engine = Engine::new(&setup, timeline.as_ref())?;
         let Config { shape, seed, lr, text, resume } = setup.config.clone();
         let device = Device::Cpu;
         let corpus = Corpus::load(&text, shape.seq)?;
@@ -113,6 +116,7 @@ impl Trainer {
             device,
             header,
             meter,
+            timeline,
             curve,
             records,
         })
@@ -121,7 +125,7 @@ impl Trainer {
     /// Runs one step.
     pub(crate) fn step(&mut self) -> Result<Record, Failure> {
         if self.meter.is_none() {
-            self.curve = self.engine.timeline().cloned().map(Curve::start);
+            self.curve = self.timeline.clone().map(Curve::start);
             self.meter = Some(Meter::start());
         }
         let begin = Instant::now();
@@ -182,7 +186,7 @@ impl Trainer {
     /// Ends the curve of device bytes and writes the timeline, if one was asked for.
     pub(crate) fn write_timeline(&mut self, out: impl io::Write) -> io::Result<()> {
         self.curve = None;
-        self.engine.timeline().map_or(Ok(()), |timeline| timeline.write(out))
+        self.timeline.as_ref().map_or(Ok(()), |timeline| timeline.write(out))
     }
 }
 

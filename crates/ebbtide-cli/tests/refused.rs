@@ -170,10 +170,6 @@ fn c17_tier_settings_without_effect() {
     error: --prefetch has no effect: policy `0-3:recompute` swaps no layer
     hint: leave it out, or change what it depends on
     ");
-    assert_snapshot!(refused_training(&["--policy", "plain", "--timeline", "t.json"]), @r"
-    error: --timeline has no effect: policy `plain` swaps no layer
-    hint: leave it out, or change what it depends on
-    ");
     assert_snapshot!(refused_training(&["--policy", "keep", "--host-bytes", "1MiB"]), @r"
     error: --host-bytes has no effect: policy `keep` swaps no layer
     hint: leave it out, or change what it depends on
