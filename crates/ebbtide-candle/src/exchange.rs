@@ -124,7 +124,12 @@ impl Held {
 
 /// Memory without a storage.
 #[derive(Debug)]
-pub(crate) struct Block(CpuStorage);
+pub(crate) enum Block {
+    Full(CpuStorage),
+    /// To be filled: the memory is taken, and zeroed, by the tier's thread that fills it, so that the
+    /// training thread does not spend time on it.
+    Fresh(DType, usize),
+}
 
 impl Device for CandleCpu {
     type Storage = Held;
@@ -135,18 +140,27 @@ impl Device for CandleCpu {
     }
 
     fn detach(&mut self, storage: &Held) -> std::result::Result<Block, BackendError> {
-        take(&storage.handle).map(Block).map_err(refused)
+        take(&storage.handle).map(Block::Full).map_err(refused)
     }
 
     fn attach(&mut self, storage: &Held, block: Block) -> std::result::Result<(), BackendError> {
-        exchange(&storage.handle, block.0).map(drop).map_err(refused)
+        let memory = match block {
+            Block::Full(memory) => Some(memory),
+            Block::Fresh(dtype, elements) => zeros(dtype, elements), // Nothing had to be filled in.
+        };
+        let memory = memory.ok_or_else(|| no_memory(storage.dtype))?;
+        exchange(&storage.handle, memory).map(drop).map_err(refused)
     }
 
     fn allocate(&mut self, storage: &Held) -> std::result::Result<Block, BackendError> {
-        zeros(storage.dtype, storage.elements)
-            .map(Block)
-            .ok_or_else(|| BackendError::new(format!("no memory of type {:?}", storage.dtype)))
+        // Checked here, so that `bytes_mut` can rely on it.
+        zeros(storage.dtype, 0).ok_or_else(|| no_memory(storage.dtype))?;
+        Ok(Block::Fresh(storage.dtype, storage.elements))
     }
+}
+
+fn no_memory(dtype: DType) -> BackendError {
+    BackendError::new(format!("no memory of type {dtype:?}"))
 }
 
 fn refused(error: candle_core::Error) -> BackendError {
@@ -202,10 +216,28 @@ fn bytes_of_mut(storage: &mut CpuStorage) -> Option<&mut [u8]> {
 
 impl Bytes for Block {
     fn bytes(&self) -> &[u8] {
-        bytes_of(&self.0).unwrap_or_default()
+        match self {
+            Self::Full(memory) => bytes_of(memory).unwrap_or_default(),
+            Self::Fresh(..) => &[],
+        }
     }
 
     fn bytes_mut(&mut self) -> &mut [u8] {
-        bytes_of_mut(&mut self.0).unwrap_or_default()
+        if let Self::Fresh(dtype, elements) = *self
+            && let Some(memory) = zeros(dtype, elements)
+        {
+            *self = Self::Full(memory);
+        }
+        match self {
+            Self::Full(memory) => bytes_of_mut(memory).unwrap_or_default(),
+            Self::Fresh(..) => &mut [],
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::Full(_) => self.bytes().len(),
+            Self::Fresh(dtype, elements) => dtype.size_in_bytes() * elements,
+        }
     }
 }

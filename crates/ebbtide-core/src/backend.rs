@@ -23,8 +23,12 @@ use crate::error::BackendError;
 pub trait Bytes {
     /// The content, in memory order.
     fn bytes(&self) -> &[u8];
-    /// The content, to be overwritten.
+    /// The content, to be overwritten. May take the memory only now, on the thread that fills it.
     fn bytes_mut(&mut self) -> &mut [u8];
+    /// Number of bytes. Asking never takes memory.
+    fn size(&self) -> usize {
+        self.bytes().len()
+    }
 }
 
 /// The framework's memory.

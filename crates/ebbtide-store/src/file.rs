@@ -167,7 +167,7 @@ impl<B: Bytes + Send + 'static> Store<B> for FileStore<B> {
     type Slot = FileSlot;
 
     fn put(&mut self, block: B) -> Result<Ticket, Failed<B>> {
-        let bytes = block.bytes().len() as u64;
+        let bytes = block.size() as u64;
         match self.queue.reserve(bytes) {
             Ok(extent) => Ok(self.queue.push(Task::Write(extent), block, bytes)),
             Err(no_room) => {
@@ -185,7 +185,7 @@ impl<B: Bytes + Send + 'static> Store<B> for FileStore<B> {
     /// # Panics
     /// The block has not the length of the one that was put: it would read its neighbour's bytes.
     fn get(&mut self, slot: &FileSlot, block: B) -> Result<Ticket, Failed<B>> {
-        let bytes = block.bytes().len() as u64;
+        let bytes = block.size() as u64;
         assert_eq!(bytes, slot.bytes, "length of the block to load into");
         Ok(self.queue.push(Task::Read { offset: slot.extent.offset() }, block, bytes))
     }
