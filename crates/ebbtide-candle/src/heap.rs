@@ -34,6 +34,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 const LARGE: usize = 256 << 10;
 /// Most blocks that are kept.
 const KEPT_BLOCKS: usize = 4096;
+/// What mapped lengths are multiples of: at least a page on every Linux, so that kept runs can be split
+/// anywhere and given back in part.
+const GRANULE: usize = 64 << 10;
+/// Alignment that every page has.
 const PAGE: usize = 4096;
 
 /// Counts every byte on the Rust heap, and keeps the process no larger than the most bytes that
@@ -208,7 +212,7 @@ impl Heap {
 /// Bytes that are mapped for a block: eight steps for each doubling, so that blocks of nearly the
 /// same size can take each other's place. What a block does not touch takes no memory.
 fn length(size: usize) -> usize {
-    let step = (size.next_power_of_two() / 16).max(PAGE);
+    let step = (size.next_power_of_two() / 16).max(GRANULE);
     size.next_multiple_of(step)
 }
 
@@ -371,8 +375,8 @@ mod tests {
     fn lengths_waste_at_most_an_eighth() {
         for size in (LARGE..64 << 20).step_by(100_001) {
             let length = length(size);
-            assert!(length >= size && (length - size) * 8 <= size + 8 * PAGE, "{size} {length}");
-            assert!(length.is_multiple_of(PAGE));
+            assert!(length >= size && (length - size) * 8 <= size + 8 * GRANULE, "{size} {length}");
+            assert!(length.is_multiple_of(GRANULE));
         }
         assert_eq!([length(2 << 20), length(8 << 20)], [2 << 20, 8 << 20]);
     }
