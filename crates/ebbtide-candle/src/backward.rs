@@ -12,9 +12,11 @@
 //! * A tensor computed outside the layers may hang on one root only. If it reaches two (say, an
 //!   embedding that feeds the first layer and is added again before the head), its gradient can't be
 //!   completed before it is needed, and backward is an error that says what to do.
-//! * Sums of three and more contributions to one variable keep Candle's order among segments and
-//!   pieces, and inside each; a contribution of a subexpression that depends on parameters only and
-//!   stands left of the input (`w.exp()? * x`) is added with its segment and not at the very end.
+//! * A segment or piece is one step of the walk, where Candle would interleave its nodes with what
+//!   lies behind its inputs. That matters where operations stand left of an input, as in
+//!   `a.matmul(w)? + b` with two inputs: Candle finishes what is behind `b` before it goes into
+//!   `matmul`. If `w` or `a` is used behind `b` too, and three or more contributions meet in its sum,
+//!   the last bits may differ. [`Walk::close`] finds every such case, and a notice names it.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;
@@ -23,6 +25,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId};
 
 use crate::error::{Error, Kind};
+use crate::graph::{Visit, VisitKind};
 use crate::guard::{Given, deliver};
 use crate::segment::{Loans, Saved};
 use crate::step::Step;
@@ -41,23 +44,21 @@ type Sums = HashMap<TensorId, Tensor>;
 
 impl Step<'_> {
     /// The gradients of all variables behind `loss`, bit for bit those of `loss.backward()` on the
-    /// same model without layers. Other than there, untracked operands get none.
+    /// same model without layers; where the order of a sum can't be the same, which may show in its
+    /// last bits, [`Swap::notices`](crate::Swap::notices) names the layer. Other than there,
+    /// untracked operands get none.
     ///
     /// A `loss` that is not a scalar counts as its sum.
     ///
     /// # Errors
     /// Called a second time; the loss tracks nothing or belongs to another step; the policies name
-    /// layers that the step did not run; a recomputed layer differs from its forward; a copy failed;
+    /// layers that no step has run yet; a recomputed layer differs from its forward; a copy failed;
     /// Candle fails. The step is then abandoned: nothing of it is left in the tier, and the next
     /// step works.
     pub fn backward(&mut self, loss: &Tensor) -> Result<GradStore, Error> {
         if self.done {
             return Err(Error::new(Kind::SecondBackward));
         }
-        if !loss.track_op() {
-            return Err(Error::new(Kind::NotTracked));
-        }
-        self.swap.check_all_layers_seen()?;
         self.done = true;
         for output in self.segments.iter().flat_map(|segment| &segment.outputs) {
             output.cell.set_open(true);
@@ -72,7 +73,22 @@ impl Step<'_> {
     }
 
     fn run_all(&mut self, loss: &Tensor) -> Result<GradStore, Error> {
-        let (items, variables) = Walk::over(self, loss)?;
+        if !loss.track_op() {
+            return Err(Error::new(Kind::NotTracked));
+        }
+        self.swap.check_all_layers_seen()?;
+        // What the walk reaches of each segment is known only at its end, and decides its order.
+        let reached = Walk::over(self, loss, None)?.reached;
+        let Walk { mut items, mut reached, variables, displaced, .. } =
+            Walk::over(self, loss, Some(reached))?;
+        for notice in displaced {
+            self.swap.inner().notice(notice);
+        }
+        for item in &mut items {
+            if let Item::Segment(index, outputs) = item {
+                *outputs = reached.remove(index).unwrap_or_default();
+            }
+        }
         let mut sums = Sums::from([(loss.id(), loss.ones_like()?)]);
         for item in items.into_iter().rev() {
             match item {
@@ -169,52 +185,68 @@ impl Step<'_> {
 /// is the order of backward.
 struct Walk<'s, 'a> {
     step: &'s Step<'a>,
+    /// Outputs of each segment that are used, from a walk before, by position.
+    known: Option<HashMap<usize, Vec<usize>>>,
     items: Vec<Item>,
-    /// Where in `items` a segment stands, once it has been left.
-    segments: HashMap<usize, usize>,
+    segments: HashSet<usize>,
     /// Outputs reached, by segment, in order.
     reached: HashMap<usize, Vec<usize>>,
     roots: HashSet<TensorId>,
     /// Which root an inner node of a piece hangs on.
     hangs_on: HashMap<TensorId, String>,
     variables: HashSet<TensorId>,
+    /// For each of `items`, the variables and borders to whose sums it contributes.
+    uses: Vec<HashSet<TensorId>>,
+    /// What to say about sums whose contributions come in another order than Candle's.
+    displaced: Vec<String>,
 }
 
+/// What a walk passes inside one item, and how many items were complete by then.
+type Passed = Vec<(Visit, usize)>;
+
 impl<'s, 'a> Walk<'s, 'a> {
-    fn over(step: &'s Step<'a>, loss: &Tensor) -> Result<(Vec<Item>, HashSet<TensorId>), Error> {
+    fn over(
+        step: &'s Step<'a>,
+        loss: &Tensor,
+        known: Option<HashMap<usize, Vec<usize>>>,
+    ) -> Result<Self, Error> {
         let mut walk = Self {
             step,
+            known,
             items: Vec::new(),
-            segments: HashMap::new(),
+            segments: HashSet::new(),
             reached: HashMap::new(),
             roots: HashSet::new(),
             hangs_on: HashMap::new(),
             variables: HashSet::new(),
+            uses: Vec::new(),
+            displaced: Vec::new(),
         };
         walk.piece(loss, "the loss")?;
-        for item in &mut walk.items {
-            if let Item::Segment(index, outputs) = item {
-                *outputs = walk.reached.remove(index).unwrap_or_default();
-            }
-        }
-        Ok((walk.items, walk.variables))
+        Ok(walk)
     }
 
     fn piece(&mut self, root: &Tensor, name: &str) -> Result<(), Error> {
         if !self.roots.insert(root.id()) {
             return Ok(());
         }
+        let mut passed = Passed::new();
         for node in root.sorted_nodes().into_iter().rev() {
-            if let Some(&(segment, output)) = self.step.guards.get(&node.id()) {
+            let kind = if let Some(&(segment, output)) = self.step.guards.get(&node.id()) {
                 self.output(segment, output)?;
+                VisitKind::Border(0)
             } else if node.is_variable() {
-                self.variables.insert(node.id());
-            } else if let Some(first) = self.hangs_on.insert(node.id(), name.to_string()) {
-                let (second, shape) = (name.to_string(), node.dims().to_vec());
-                return Err(Error::new(Kind::SplitGradient { first, second, shape }));
-            }
+                VisitKind::Variable
+            } else {
+                if let Some(first) = self.hangs_on.insert(node.id(), name.to_string()) {
+                    let (second, shape) = (name.to_string(), node.dims().to_vec());
+                    return Err(Error::new(Kind::SplitGradient { first, second, shape }));
+                }
+                VisitKind::Inner
+            };
+            passed.push((Visit { id: node.id(), kind }, self.items.len()));
         }
-        self.items.push(Item::Piece(root.clone()));
+        self.close(Item::Piece(root.clone()), &passed, name);
         Ok(())
     }
 
@@ -223,21 +255,63 @@ impl<'s, 'a> Walk<'s, 'a> {
         if !reached.contains(&position) {
             reached.push(position);
         }
-        if self.segments.insert(index, self.items.len()).is_some() {
+        if !self.segments.insert(index) {
             return Ok(());
         }
         let segment = &self.step.segments[index];
-        self.variables.extend(segment.variables().iter().map(Tensor::id));
-        for &number in &segment.inputs_reached {
-            let outer = &segment.inputs[number].outer;
-            match self.step.guards.get(&outer.id()) {
-                Some(&(segment, output)) => self.output(segment, output)?,
-                None => {
-                    self.piece(outer, &format!("input {number} of layer `{}`", segment.name))?;
+        let all: Vec<usize> = (0..segment.outputs.len()).collect();
+        let used = self.known.as_ref().and_then(|known| known.get(&index)).unwrap_or(&all).clone();
+        let (mut seen, mut passed) = (HashSet::new(), Passed::new());
+        for visit in used.iter().flat_map(|&output| &segment.walks[output]) {
+            if !seen.insert(visit.id) {
+                continue;
+            }
+            let mut visit = *visit;
+            if let VisitKind::Border(number) = visit.kind {
+                let outer = &segment.inputs[number].outer;
+                visit.id = outer.id();
+                match self.step.guards.get(&outer.id()) {
+                    Some(&(segment, output)) => self.output(segment, output)?,
+                    None => {
+                        self.piece(outer, &format!("input {number} of layer `{}`", segment.name))?;
+                    }
                 }
             }
+            passed.push((visit, self.items.len()));
         }
-        self.items.push(Item::Segment(index, Vec::new()));
+        self.variables.extend(segment.variables().iter().map(Tensor::id));
+        let name = format!("layer `{}`", segment.name);
+        self.close(Item::Segment(index, Vec::new()), &passed, &name);
         Ok(())
+    }
+
+    /// Completes an item. Its sums come out of order if something passed before one of its operations
+    /// is used by an item that was completed after that operation: Candle would run the operation's
+    /// backward after that item's, here the whole of this item's comes before.
+    fn close(&mut self, item: Item, passed: &Passed, name: &str) {
+        let inner = |visit: &Visit| matches!(visit.kind, VisitKind::Inner);
+        let mut early = HashSet::new();
+        let mut pending = Vec::new();
+        let mut complete = passed.first().map_or(0, |(_, items)| *items);
+        for (visit, items) in passed {
+            let between = self.uses.get(complete.min(*items)..*items).unwrap_or_default();
+            if between.iter().any(|uses| !uses.is_disjoint(&early)) {
+                self.displaced.push(format!(
+                    "{name} uses a variable or an input left of another input, behind which it is \
+                     used too: where three and more contributions to its gradient meet, the last \
+                     bits may differ from plain Candle"
+                ));
+            }
+            complete = *items;
+            match visit.kind {
+                VisitKind::Inner => early.extend(pending.drain(..)),
+                VisitKind::Border(_) | VisitKind::Variable => pending.push(visit.id),
+            }
+        }
+        let ends = passed.iter().filter(|(visit, _)| !inner(visit)).map(|(visit, _)| visit.id);
+        let variables = passed.iter().filter(|(v, _)| matches!(v.kind, VisitKind::Variable));
+        self.variables.extend(variables.map(|(visit, _)| visit.id));
+        self.uses.push(ends.collect());
+        self.items.push(item);
     }
 }

@@ -71,7 +71,7 @@ impl Error {
     pub fn is_setting(&self) -> bool {
         match &*self.0 {
             Kind::Engine(error) => error.is_setting(),
-            Kind::Setting { .. } => true,
+            Kind::Setting { .. } | Kind::Tier(_) => true,
             _ => false,
         }
     }

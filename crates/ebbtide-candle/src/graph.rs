@@ -74,11 +74,27 @@ pub(crate) struct Owned {
 pub(crate) struct Graph {
     pub(crate) signature: Signature,
     pub(crate) owned: Vec<Owned>,
-    /// Leaf inputs in the order in which Candle's walk reaches them.
-    pub(crate) inputs_reached: Vec<usize>,
+    /// For each tracked output, what Candle's walk passes, in the order in which it is left.
+    pub(crate) walks: Vec<Vec<Visit>>,
     /// Variables in the order of backward.
     pub(crate) variables: Vec<Tensor>,
     owned_by_key: HashMap<usize, usize>,
+}
+
+/// Something that a walk over a graph passes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Visit {
+    pub(crate) id: TensorId,
+    pub(crate) kind: VisitKind,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum VisitKind {
+    /// Where the graph is cut: a leaf input with this number, or a guard.
+    Border(usize),
+    Variable,
+    /// A result of an operation.
+    Inner,
 }
 
 /// What a layer may use, to tell its own nodes from others.
@@ -104,15 +120,22 @@ pub(crate) fn serial(id: TensorId) -> Option<u64> {
 pub(crate) fn trace(outputs: &[Tensor], scope: &Scope<'_>) -> Result<Graph, Error> {
     let mut builder = Builder::new(scope);
     for output in outputs.iter().filter(|o| o.track_op()) {
+        let mut walk = Vec::new();
         for node in output.sorted_nodes() {
             if builder.seen.insert(node.id()) {
                 builder.add(node)?;
             }
+            let kind = match builder.leaves.get(&node.id()) {
+                Some(&input) => VisitKind::Border(input),
+                None if node.is_variable() => VisitKind::Variable,
+                None => VisitKind::Inner,
+            };
+            walk.push(Visit { id: node.id(), kind });
         }
+        walk.reverse();
+        builder.graph.walks.push(walk);
     }
-    let mut graph = builder.graph;
-    graph.inputs_reached.reverse();
-    Ok(graph)
+    Ok(builder.graph)
 }
 
 struct Builder<'s> {
@@ -151,7 +174,7 @@ impl<'s> Builder<'s> {
         let graph = Graph {
             signature: Signature(Vec::new()),
             owned: Vec::new(),
-            inputs_reached: Vec::new(),
+            walks: Vec::new(),
             variables: Vec::new(),
             owned_by_key: HashMap::new(),
         };
@@ -161,7 +184,7 @@ impl<'s> Builder<'s> {
     fn add(&mut self, node: &Tensor) -> Result<(), Error> {
         let leaf = self.leaves.get(&node.id()).copied();
         match leaf {
-            Some(index) => self.graph.inputs_reached.push(index),
+            Some(_) => {}
             None if node.is_variable() => {
                 self.check(self.listed.contains(&node.id()), "a variable", node)?;
                 self.graph.variables.push(node.clone());
@@ -215,6 +238,11 @@ impl Graph {
         self.owned_by_key.get(&storage_key(tensor)).copied()
     }
 
+    fn reaches(&self, input: usize) -> bool {
+        let mut visits = self.walks.iter().flatten();
+        visits.any(|visit| matches!(visit.kind, VisitKind::Border(number) if number == input))
+    }
+
     /// Names of the parameters and numbers of the inputs that no output depends on: they will get
     /// no gradient.
     pub(crate) fn without_gradient(&self, scope: &Scope<'_>) -> Vec<String> {
@@ -223,7 +251,7 @@ impl Graph {
         let inputs = scope.inputs.iter().enumerate().filter(|(index, input)| match input.role {
             InputRole::Untracked | InputRole::Repeats(_) => false,
             InputRole::Variable => !reached.contains(&input.leaf.id()),
-            InputRole::Lent | InputRole::Copied => !self.inputs_reached.contains(index),
+            InputRole::Lent | InputRole::Copied => !self.reaches(*index),
         });
         let params = params.map(|(name, _)| format!("parameter `{name}`"));
         params.chain(inputs.map(|(index, _)| format!("input {index}"))).collect()

@@ -233,7 +233,8 @@ fn is_mapped(layout: Layout) -> bool {
 
 fn release(address: usize, length: usize) {
     let block: *mut u8 = ptr::with_exposed_provenance_mut(address);
-    // SAFETY: `map` got exactly these pages from mmap, and their owner has freed them.
+    // SAFETY: every page of the run came from mmap in `fresh`, and its owner has freed it; lengths are
+    // multiples of whole pages, so no part of another block is in it.
     let status = unsafe { libc::munmap(block.cast(), length) };
     debug_assert_eq!(status, 0, "the kernel refused pages it gave");
 }

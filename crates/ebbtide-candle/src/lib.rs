@@ -54,8 +54,13 @@
 //!   optimizer step in between, say): it uses the new value in the old graph. Kept and swapped
 //!   layers do the same; a recomputed layer compares and is an error.
 //! * Higher-order gradients are not supported, as in Candle (its gradients are detached).
-//! * An activation that a closure puts aside for itself, in another way than as an output, reads as
-//!   an error after the layer has run.
+//! * Bits are those of plain Candle, with one exception that is reported: where a variable is used
+//!   left of another input and behind that input as well (`a.matmul(w)? + b` with `w` also behind
+//!   `b`), its sum may be added up in another order. [`Swap::notices`] names the layer.
+//! * Return what you want to look at as an output. An activation that a closure puts aside reads as an
+//!   error once its layer has moved or dropped it, and may come from the probe's small run.
+//! * Backward borrows the closures until it has run, so what they refer to has to outlive the
+//!   [`Step`].
 #![warn(missing_docs)]
 
 mod backward;
@@ -70,7 +75,7 @@ mod step;
 mod swap;
 mod timeline;
 
-pub use ebbtide_core::{Policies, Policy};
+pub use ebbtide_core::{LayerId, Policies, Policy};
 pub use error::Error;
 pub use heap::Heap;
 pub use step::Step;

@@ -44,26 +44,33 @@ impl Form {
 /// alive.
 const TOO_SMALL: u64 = 64;
 
-/// What a probe may cost, in terms of the layer's own batch-of-one time: see [`Budget::allows`].
+/// What probing may cost: as long as two plain steps, over all layers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     /// Layers in the model.
     pub(crate) layers: usize,
     /// What all probes have taken so far.
     pub(crate) spent: Duration,
+    /// A plain step as estimated from the layers probed so far.
+    pub(crate) step: Duration,
 }
 
 impl Budget {
-    /// Probing may take as long as two plain steps. A plain step is estimated as this layer's
-    /// forward and backward on a batch of one, times the batch, times the layers.
-    fn allows(&self, batch: usize, once: Duration, here: Duration) -> bool {
-        let factor = u32::try_from(2 * batch * self.layers).unwrap_or(u32::MAX);
-        self.spent + here < once.saturating_mul(factor)
+    fn is_spent(&self) -> bool {
+        self.step > Duration::ZERO && self.spent >= 2 * self.step
+    }
+
+    /// Whether one more storage may be tried. `once` is this layer's forward and backward on the
+    /// small batch; as much is set aside for each other layer, which may have to be verified.
+    fn allows(&self, step: Duration, once: Duration, here: Duration) -> bool {
+        let others = u32::try_from(self.layers).unwrap_or(u32::MAX);
+        self.spent + here + once.saturating_mul(others) < 2 * step
     }
 }
 
 /// A small run of the layer, ready for any number of backwards.
 struct Trial {
+    layer: String,
     outputs: Vec<Tensor>,
     graph: Graph,
     inputs: Vec<Input>,
@@ -77,10 +84,13 @@ pub(crate) fn probe(
     scope: &Scope<'_>,
     real: &Graph,
     known: &[Form],
-    budget: Budget,
+    budget: &mut Budget,
 ) -> Result<Form, Error> {
     let start = Instant::now();
     let mut form = Form::all_alive(real);
+    if budget.is_spent() {
+        return Ok(form);
+    }
     let Some((trial, batch)) = small_trial(function, scope, &real.signature)? else {
         return Ok(form);
     };
@@ -93,12 +103,15 @@ pub(crate) fn probe(
     }
     let Ok(baseline) = trial.backward() else { return Ok(form) };
     let once = start.elapsed();
+    let samples = u32::try_from(batch * budget.layers).unwrap_or(u32::MAX);
+    let step = once.saturating_mul(samples);
+    budget.step = budget.step.max(step);
     let mut by_size: Vec<usize> = (0..real.owned.len()).collect();
     by_size.sort_by_key(|&i| std::cmp::Reverse(real.owned[i].bytes));
     let largest = by_size.first().map_or(0, |&i| real.owned[i].bytes);
     for index in by_size {
         let small = real.owned[index].bytes.saturating_mul(TOO_SMALL) < largest;
-        if small || !budget.allows(batch, once, start.elapsed()) {
+        if small || !budget.allows(step, once, start.elapsed()) {
             break; // What was not tried counts as alive.
         }
         let mut alone = vec![false; real.owned.len()];
@@ -118,10 +131,18 @@ pub(crate) fn is_repeatable(
     scope: &Scope<'_>,
     real: &Graph,
 ) -> Result<bool, Error> {
-    match small_trial(function, scope, &real.signature)? {
-        Some((trial, _)) => trial.repeats(function, scope),
-        None => Ok(false),
+    let Some((trial, _)) = small_trial(function, scope, &real.signature)? else {
+        return Ok(false);
+    };
+    // Few random numbers may be the same twice by chance.
+    let bytes: u64 = trial.graph.owned.iter().map(|owned| owned.bytes).sum();
+    let rounds = if bytes < 1 << 16 { 8 } else { 1 };
+    for _ in 0..rounds {
+        if !trial.repeats(function, scope)? {
+            return Ok(false);
+        }
     }
+    Ok(true)
 }
 
 /// The layer on the first sample, or the first two, or all: the smallest whose graph has the form
@@ -173,7 +194,7 @@ impl Trial {
         let outputs = function(&leaves).map_err(failed())?;
         let scope = Scope { inputs: &inputs, before, ..*scope };
         let graph = trace(&outputs, &scope)?;
-        Ok(Self { outputs, graph, inputs })
+        Ok(Self { layer: scope.layer.to_string(), outputs, graph, inputs })
     }
 
     /// The gradients of everything that gets one, in a fixed order.
@@ -190,7 +211,7 @@ impl Trial {
 
     /// Backward with these storages poisoned: `None` if it reads one of them.
     fn poisoned_backward(&self, poisoned: &[bool]) -> Result<Option<Vec<Tensor>>, Error> {
-        let failed = || Error::in_layer("probe");
+        let failed = || Error::in_layer(&self.layer);
         let chosen = self.graph.owned.iter().zip(poisoned).filter(|(_, poisoned)| **poisoned);
         let handles: Vec<&Tensor> = chosen.map(|(owned, _)| &owned.handle).collect();
         let mut taken = Vec::with_capacity(handles.len());
@@ -262,7 +283,9 @@ fn small_inputs(
 /// A gradient without symmetry, so that no sum of it cancels a difference.
 fn uneven(output: &Tensor) -> candle_core::Result<Tensor> {
     let count = u32::try_from(output.elem_count()).unwrap_or(u32::MAX);
-    let ramp = Tensor::arange(0u32, count, output.device())?.to_dtype(DType::F32)?;
+    // sin(0) would be the one zero among them.
+    let ramp =
+        Tensor::arange(1u32, count.saturating_add(1), output.device())?.to_dtype(DType::F32)?;
     ramp.sin()?.reshape(output.shape())?.to_dtype(output.dtype())
 }
 

@@ -22,7 +22,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::{Error, Kind};
 use crate::exchange::{Loan, bytes_of, empty_leaf, handle, storage_key, storage_len, take};
-use crate::graph::{Graph, Input, InputRole, Scope, Signature, trace};
+use crate::graph::{Graph, Input, InputRole, Scope, Signature, Visit, trace};
 use crate::guard::{Given, GuardCell, deliver, guard};
 use crate::probe::{Function, marker};
 
@@ -54,8 +54,8 @@ pub(crate) struct Segment<'a> {
     pub(crate) group: GroupId,
     pub(crate) inputs: Vec<Input>,
     pub(crate) outputs: Vec<Output>,
-    /// Leaf inputs in the order in which Candle's walk reaches them.
-    pub(crate) inputs_reached: Vec<usize>,
+    /// For each of `outputs`, what Candle's walk passes inside.
+    pub(crate) walks: Vec<Vec<Visit>>,
     pub(crate) saved: Saved,
     pub(crate) dead: Vec<bool>,
     function: Box<Function<'a>>,
@@ -113,6 +113,12 @@ fn lend_inputs(outer: &[&Tensor]) -> candle_core::Result<(Vec<Input>, Loans)> {
             lent.push(storage_key(outer));
         }
         inputs.push(Input { outer: outer.clone(), leaf, role });
+    }
+    // An untracked alias of a lent tensor would read the poison.
+    for input in inputs.iter_mut().filter(|input| input.role == InputRole::Untracked) {
+        if lent.contains(&storage_key(&input.outer)) {
+            input.leaf = input.outer.force_contiguous()?;
+        }
     }
     // Copies are made before the first loan, since a copy may read a storage that is lent later.
     for input in inputs.iter().filter(|input| input.role == InputRole::Lent) {
@@ -199,7 +205,7 @@ impl<'a> Segment<'a> {
         dead: Vec<bool>,
         recompute: Option<u128>,
     ) -> Self {
-        let Graph { signature, inputs_reached, .. } = ran.graph;
+        let Graph { signature, walks, .. } = ran.graph;
         let saved = match recompute {
             Some(hash) => Saved::Recompute { signature, hash },
             None => Saved::Graph,
@@ -209,7 +215,7 @@ impl<'a> Segment<'a> {
             group: call.group,
             inputs: ran.inputs,
             outputs,
-            inputs_reached,
+            walks,
             saved,
             dead,
             function: call.function,

@@ -89,6 +89,9 @@ impl<'a> Step<'a> {
     /// * The closure is run again for probing (on a batch of one, the first time) and for
     ///   recompute. It must compute the same from the same inputs, and keep no tensor for itself:
     ///   a tensor that it hands out in another way than as an output reads as an error later.
+    /// * While the closure runs, the memory of its tracked inputs is lent to it: another handle on
+    ///   the same memory (`x.detach()` of an input `x`) reads as an error inside, so pass it as an
+    ///   input too.
     ///
     /// # Errors
     /// The closure fails or returns nothing; a capture is not listed; a tensor is not on the CPU;
@@ -168,10 +171,10 @@ impl<'a> Step<'a> {
             return Ok(form);
         }
         let known = self.swap.inner().forms_like(signature);
-        let budget = self.swap.inner().probe_budget();
+        let mut budget = self.swap.inner().probe_budget();
         let started = Instant::now();
-        let form = probe(&*call.function, scope, &ran.graph, &known, budget)?;
-        self.swap.inner().learn_form(call.layer, &form, started);
+        let form = probe(&*call.function, scope, &ran.graph, &known, &mut budget)?;
+        self.swap.inner().learn_form(call.layer, &form, budget.step, started);
         self.swap.inner().span(Row::Compute, || format!("{} probe", call.name), started);
         Ok(form)
     }
@@ -179,9 +182,6 @@ impl<'a> Step<'a> {
     /// Whether the layer can be recomputed; found out now if it is not known.
     fn repeats(&self, call: &Call<'a>, scope: &Scope<'_>, ran: &Ran) -> Result<bool, Error> {
         let signature = &ran.graph.signature;
-        if !self.swap.inner().probes() {
-            return Ok(true); // The fingerprint alone decides.
-        }
         if let Some(known) = self.swap.inner().repeats(call.layer, signature) {
             return Ok(known);
         }
@@ -204,16 +204,16 @@ impl<'a> Step<'a> {
     /// bytes are on the device (row M4). A layer that does not move waits for the previous one too.
     fn move_out(&mut self, group: GroupId, policy: Policy) -> Result<(), Error> {
         let inner = &mut *self.swap.inner();
-        let swapped = policy == Policy::Swap;
-        if swapped {
+        let previous = self.offloading.take();
+        if policy == Policy::Swap {
             inner.engine.start_offload(group)?;
         }
-        let previous = std::mem::replace(&mut self.offloading, swapped.then_some(group));
         if let Some(previous) = previous {
             let started = Instant::now();
             inner.engine.wait_offload(previous)?;
             inner.wait_span("wait for offload", started);
         }
+        self.offloading = (policy == Policy::Swap).then_some(group);
         Ok(())
     }
 

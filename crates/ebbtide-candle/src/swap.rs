@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, Storage, Tensor};
 use ebbtide_core::{Config, Engine, Event, GroupId, LayerId, Pass, Policies, Policy, Registered};
-use ebbtide_store::{AnyStore, FileConfig, FileStore, HostConfig, HostStore};
+use ebbtide_store::{AnyStore, FileConfig, FileStore, HostConfig, HostStore, spill_dir};
 
 use crate::error::{Error, Kind};
 use crate::exchange::{Block, CandleCpu, Held};
@@ -43,7 +43,7 @@ pub struct SwapBuilder {
 }
 
 impl SwapBuilder {
-    /// Where swapped bytes go. Default: a file in the system's folder for temporary files.
+    /// Where swapped bytes go. Default: a file in [`ebbtide_store::spill_dir`].
     #[must_use]
     pub fn tier(mut self, tier: Tier) -> Self {
         self.tier = tier;
@@ -65,9 +65,9 @@ impl SwapBuilder {
         self
     }
 
-    /// Whether to find and drop the bytes that backward never reads. Default: yes. Without it each
-    /// closure runs once a step (and once more where it is recomputed), all bytes are kept or
-    /// moved, and recompute goes by its fingerprint alone.
+    /// Whether to find and drop the bytes that backward never reads. Default: yes. Without it, all
+    /// bytes are kept or moved, and the closure of a layer that is kept or swapped runs once a step
+    /// and never else.
     #[must_use]
     pub fn probe(mut self, probe: bool) -> Self {
         self.probe = probe;
@@ -97,10 +97,15 @@ impl SwapBuilder {
         let config = Config { prefetch: self.prefetch };
         let mut engine = Engine::new(config, CandleCpu, store);
         let names: Arc<Mutex<Vec<String>>> = Arc::default();
-        if let Some(timeline) = self.timeline.clone() {
-            let names = Arc::clone(&names);
-            engine.observe(move |event: &Event| record(&timeline, &lock(&names), event));
-        }
+        let told: Arc<Mutex<Vec<String>>> = Arc::default();
+        engine.observe({
+            let (timeline, names) = (self.timeline.clone(), Arc::clone(&names));
+            let told = Arc::clone(&told);
+            move |event: &Event| match trouble(event) {
+                Some(trouble) => lock(&told).push(trouble),
+                None => record(timeline.as_ref(), &lock(&names), event),
+            }
+        });
         let inner = Inner {
             engine,
             probe: self.probe,
@@ -111,8 +116,11 @@ impl SwapBuilder {
             repeats: HashMap::new(),
             notices,
             noticed: HashSet::new(),
+            told,
             passes: 0,
-            probe_time: Duration::ZERO,
+            form_time: Duration::ZERO,
+            repeat_time: Duration::ZERO,
+            plain_step: Duration::ZERO,
             recompute_time: Duration::ZERO,
             timeline: self.timeline,
         };
@@ -136,8 +144,20 @@ impl SwapBuilder {
     }
 }
 
+/// What a user should know of an event that is no error of the step.
+fn trouble(event: &Event) -> Option<String> {
+    match event {
+        Event::PrefetchFailed { error, .. } => Some(format!("a prefetch failed: {error}")),
+        Event::AbandonedCopyFailed { error, .. } => {
+            Some(format!("while a step was abandoned, a copy failed: {error}"))
+        }
+        _ => None,
+    }
+}
+
 /// Writes an engine's event into the timeline.
-fn record(timeline: &Timeline, names: &[String], event: &Event) {
+fn record(timeline: Option<&Timeline>, names: &[String], event: &Event) {
+    let Some(timeline) = timeline else { return };
     let name = |layer: &LayerId| names.get(layer.0 as usize).cloned().unwrap_or_default();
     match event {
         Event::Stored { layer, timing, .. } => {
@@ -163,7 +183,8 @@ pub struct Report {
     pub dropped_bytes: u64,
     /// Layers whose backward came before their load had been started.
     pub missed_prefetches: u64,
-    /// Milliseconds spent finding out what backward reads.
+    /// Milliseconds spent finding out what backward reads, and, for layers that are to be recomputed,
+    /// whether they draw random numbers.
     pub probe_ms: f64,
     /// Milliseconds spent running layers a second time.
     pub recompute_ms: f64,
@@ -222,7 +243,7 @@ impl Swap {
     pub fn builder(policies: Policies) -> SwapBuilder {
         SwapBuilder {
             policies,
-            tier: Tier::File { dir: std::env::temp_dir() },
+            tier: Tier::File { dir: spill_dir() },
             host_bytes: None,
             prefetch: Config::default().prefetch,
             probe: true,
@@ -263,7 +284,7 @@ impl Swap {
             moved_in_bytes: counters.moved_in_bytes,
             dropped_bytes: counters.dropped_bytes,
             missed_prefetches: counters.missed_prefetches,
-            probe_ms: inner.probe_time.as_secs_f64() * 1e3,
+            probe_ms: (inner.form_time + inner.repeat_time).as_secs_f64() * 1e3,
             recompute_ms: inner.recompute_time.as_secs_f64() * 1e3,
             wait_ms: inner.engine.store_stats().blocked_ns as f64 / 1e6,
         }
@@ -272,7 +293,12 @@ impl Swap {
     /// What a user should know, one sentence each, each once: a spill folder in RAM, a file system
     /// without direct I/O, a parameter that gets no gradient, a storage that can't be moved.
     pub fn notices(&self) -> Vec<String> {
-        self.inner().notices.clone()
+        let mut inner = self.inner();
+        let told = std::mem::take(&mut *lock(&inner.told));
+        for notice in told {
+            inner.notice(notice);
+        }
+        inner.notices.clone()
     }
 
     /// Bytes that the tier holds now. 0 between steps.
@@ -329,8 +355,15 @@ pub(crate) struct Inner {
     repeats: HashMap<(LayerId, Signature), bool>,
     notices: Vec<String>,
     noticed: HashSet<String>,
+    /// What the engine's events told.
+    told: Arc<Mutex<Vec<String>>>,
     passes: u64,
-    probe_time: Duration,
+    /// Time spent on finding dead bytes, which is bounded, and on finding random numbers, which is
+    /// not, since a recompute without it might be wrong.
+    form_time: Duration,
+    repeat_time: Duration,
+    /// A plain step, estimated from the layers probed.
+    plain_step: Duration,
     recompute_time: Duration,
     timeline: Option<Timeline>,
 }
@@ -350,7 +383,7 @@ impl Inner {
     }
 
     pub(crate) fn probe_budget(&self) -> Budget {
-        Budget { layers: self.policies.len(), spent: self.probe_time }
+        Budget { layers: self.policies.len(), spent: self.form_time, step: self.plain_step }
     }
 
     pub(crate) fn repeats(&self, layer: LayerId, signature: &Signature) -> Option<bool> {
@@ -364,12 +397,19 @@ impl Inner {
         repeats: bool,
         started: Instant,
     ) {
-        self.probe_time += started.elapsed();
+        self.repeat_time += started.elapsed();
         self.repeats.insert((layer, signature.clone()), repeats);
     }
 
-    pub(crate) fn learn_form(&mut self, layer: LayerId, form: &Form, started: Instant) {
-        self.probe_time += started.elapsed();
+    pub(crate) fn learn_form(
+        &mut self,
+        layer: LayerId,
+        form: &Form,
+        plain_step: Duration,
+        started: Instant,
+    ) {
+        self.form_time += started.elapsed();
+        self.plain_step = plain_step;
         let known = self.forms.iter().position(|known| known == form);
         let index = known.unwrap_or(self.forms.len());
         if index == self.forms.len() {

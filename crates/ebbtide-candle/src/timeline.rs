@@ -199,8 +199,9 @@ impl Books {
 
     fn write_arrows(&self, out: &mut impl Write) -> io::Result<()> {
         for (number, ((row, from), to)) in self.arrows.iter().enumerate() {
+            // An arrow belongs to the span that its ends lie in, so they lie just inside.
             for (phase, id, time) in [("s", row.id(), *from), ("f", Row::Wait.id(), *to)] {
-                let time = micros(time);
+                let time = micros(time.saturating_sub(1));
                 write!(
                     out,
                     ",\n{{\"ph\":\"{phase}\",\"bp\":\"e\",\"pid\":1,\"tid\":{id},\"ts\":{time},\

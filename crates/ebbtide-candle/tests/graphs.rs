@@ -8,7 +8,7 @@ mod common;
 use candle_core::DType::F32;
 use candle_core::backprop::GradStore;
 use candle_core::{Result, Tensor, Var};
-use common::{Model, assert_same, numbers, swap, var};
+use common::{Model, assert_same, file_tier, numbers, swap, var};
 use ebbtide_candle::{Policies, Policy, Step, Swap};
 
 const ALL: [Policy; 3] = [Policy::Keep, Policy::Swap, Policy::Recompute];
@@ -39,7 +39,9 @@ fn check<'a>(
 }
 
 fn swaps(layers: usize) -> Vec<Swap> {
-    ALL.iter().map(|p| Swap::builder(Policies::uniform(*p, layers)).build().unwrap()).collect()
+    ALL.iter()
+        .map(|p| Swap::builder(Policies::uniform(*p, layers)).tier(file_tier()).build().unwrap())
+        .collect()
 }
 
 /// Several tracked inputs and outputs; an untracked input and an untracked output; the same tensor
@@ -243,6 +245,57 @@ fn c12_passes_in_flight() {
         assert_same(&model.vars(), &expected, &found);
         assert_eq!((swap.active_groups(), swap.bytes_held()), (0, 0));
     }
+}
+
+/// Several outputs in an order other than that in which they are used: what lies behind the inputs is
+/// walked in the order of use, which decides the order of four contributions to one weight.
+#[test]
+fn outputs_are_walked_in_the_order_of_use() {
+    let (w, v) = (var(&[6, 6], 1, F32), var(&[6, 6], 2, F32));
+    let x = numbers(&[4, 6], 4, F32);
+    let twice = |v: &Var, x: &Tensor| x.matmul(v)?.tanh()?.matmul(v);
+    let two = |w: &Var, a: &Tensor, b: &Tensor| -> Result<Vec<Tensor>> {
+        Ok(vec![a.matmul(w)?.sqr()?, b.matmul(w)?.tanh()?])
+    };
+    let swaps = swaps(3);
+    check(
+        3,
+        &[&w, &v],
+        &|| {
+            let (a, b) = (twice(&v, &x)?, twice(&v, &(&x * 3.0)?)?);
+            let out = two(&w, &a, &b)?;
+            ((&out[1] * 2.0)? + &out[0])?.sum_all()
+        },
+        &|step| {
+            let (v1, v2, w1) = (v.clone(), v.clone(), w.clone());
+            let a = step.layer("a", &named(&[&v]), &x, move |x| twice(&v1, x))?;
+            let b = step.layer("b", &named(&[&v]), &(&x * 3.0)?, move |x| twice(&v2, x))?;
+            let out =
+                step.layer_many("c", &named(&[&w]), &[&a, &b], move |i| two(&w1, &i[0], &i[1]))?;
+            Ok(((&out[1] * 2.0)? + &out[0])?.sum_all()?)
+        },
+        &swaps,
+    );
+}
+
+/// M4: when a layer has run, everything before it has left the device: at most two layers' bytes are
+/// on it, this one's on their way out.
+#[test]
+fn m4_at_most_two_layers_are_on_the_device() {
+    let model = Model::new(5, F32);
+    // Without a probe every layer moves the same bytes.
+    let swap = Swap::builder(Policies::uniform(Policy::Swap, 5)).probe(false).tier(file_tier());
+    let swap = swap.build().unwrap();
+    let mut step = swap.step();
+    let mut h = model.embed(&model.ids(2, 4, 0)).unwrap();
+    let mut gone = Vec::new();
+    for (i, block) in model.blocks.iter().enumerate() {
+        h = step.layer(&format!("h.{i}"), &block.params, &h, |h| block.forward(h)).unwrap();
+        gone.push(swap.report().moved_out_bytes);
+    }
+    let one = gone[1];
+    assert!(one > 0);
+    assert_eq!(gone, [0, one, 2 * one, 3 * one, 4 * one]);
 }
 
 /// C11: evaluation between two steps, and between forward and backward.

@@ -82,7 +82,10 @@ fn c8_recompute_of_random_numbers_is_refused() {
     let w = var(&[8, 8], 2, F32);
     for (hidden, weight) in [(false, &w), (true, &zero)] {
         let params = [("w".to_string(), weight.clone())];
-        let swap = Swap::builder(Policies::uniform(Policy::Recompute, 1)).build().unwrap();
+        let swap = Swap::builder(Policies::uniform(Policy::Recompute, 1))
+            .tier(file_tier())
+            .build()
+            .unwrap();
         let mut step = swap.step();
         let x = numbers(&[4, 8], 1, F32);
         let dropout = |x: &Tensor| candle_nn::ops::dropout(&x.matmul(weight)?, 0.5);
@@ -93,6 +96,84 @@ fn c8_recompute_of_random_numbers_is_refused() {
     }
 }
 
+/// C8: the same with a scalar output, whose gradient is a single number, and without a probe.
+#[test]
+fn c8_hidden_random_numbers_behind_a_scalar() {
+    let zero = Var::from_tensor(&Tensor::zeros((8, 8), F32, &Device::Cpu).unwrap()).unwrap();
+    let params = [("w".to_string(), zero.clone())];
+    for probe in [true, false] {
+        let builder = Swap::builder(Policies::uniform(Policy::Recompute, 1)).probe(probe);
+        let swap = builder.tier(file_tier()).build().unwrap();
+        let mut step = swap.step();
+        let dropout = |x: &Tensor| candle_nn::ops::dropout(&x.matmul(&zero)?, 0.5)?.sum_all();
+        let error = step.layer("drop", &params, &numbers(&[4, 8], 1, F32), dropout).unwrap_err();
+        assert!(error.is_recompute_refused(), "probe {probe}: {error}");
+    }
+}
+
+/// Where the order of a sum can't be Candle's, a notice says so; where it can, there is none. In
+/// `a.matmul(w) + y` Candle finishes what is behind `y` before it goes into the product.
+#[test]
+fn sums_in_another_order_are_reported() {
+    let w = var(&[6, 6], 1, F32);
+    let params = [("w".to_string(), w.clone())];
+    for (left, reported) in [(true, true), (false, false)] {
+        let swap = Swap::builder(Policies::uniform(Policy::Keep, 2)).tier(file_tier());
+        let swap = swap.build().unwrap();
+        let mut step = swap.step();
+        let a = numbers(&[4, 6], 2, F32).matmul(&var(&[6, 6], 3, F32)).unwrap();
+        let y = step.layer("first", &params, &a, |a| a.matmul(&w)?.tanh()).unwrap();
+        let join = |i: &[Tensor]| {
+            let product = i[0].matmul(&w)?;
+            Ok(vec![if left { (product + &i[1])? } else { (&i[1] + product)? }])
+        };
+        let z = step.layer_many("second", &params, &[&a, &y], join).unwrap();
+        step.backward(&z[0].matmul(&w).unwrap().sum_all().unwrap()).unwrap();
+        let notices = swap.notices();
+        assert_eq!(!notices.is_empty(), reported, "{notices:?}");
+        assert!(notices.iter().all(|n| n.contains("layer `second`") && n.contains("last bits")));
+    }
+}
+
+/// A layer whose graph changes from step to step is probed again, and right each time.
+#[test]
+fn a_layer_that_changes_its_form() {
+    let w = var(&[8, 8], 2, F32);
+    let params = [("w".to_string(), w.clone())];
+    let x = numbers(&[4, 8], 1, F32);
+    let swap = Swap::builder(Policies::uniform(Policy::Swap, 1)).tier(file_tier()).build().unwrap();
+    for round in [0, 1, 2, 1, 0, 2] {
+        let layer = |x: &Tensor| {
+            let mut h = x.matmul(&w)?;
+            for i in 0..round {
+                h = if i % 2 == 0 { h.exp()? } else { (h.relu()? * 0.5)?.sqr()? };
+            }
+            h.gelu()
+        };
+        let expected = layer(&x).unwrap().sum_all().unwrap().backward().unwrap();
+        let mut step = swap.step();
+        let y = step.layer("a", &params, &x, layer).unwrap();
+        let found = step.backward(&y.sum_all().unwrap()).unwrap();
+        assert_eq!(bits(found.get(&w).unwrap()), bits(expected.get(&w).unwrap()), "{round}");
+    }
+}
+
+/// A layer may get an untracked alias of its tracked input.
+#[test]
+fn an_untracked_alias_of_an_input() {
+    let w = var(&[6, 6], 1, F32);
+    let params = [("w".to_string(), w.clone())];
+    let x = numbers(&[4, 6], 2, F32).matmul(&w).unwrap();
+    let expected = (x.matmul(&w).unwrap() * x.detach()).unwrap().sum_all().unwrap();
+    let expected = expected.backward().unwrap();
+    let swap = Swap::builder(Policies::uniform(Policy::Swap, 1)).tier(file_tier()).build().unwrap();
+    let mut step = swap.step();
+    let layer = |i: &[Tensor]| Ok(vec![(i[0].matmul(&w)? * &i[1])?]);
+    let y = step.layer_many("a", &params, &[&x, &x.detach()], layer).unwrap();
+    let found = step.backward(&y[0].sum_all().unwrap()).unwrap();
+    assert_eq!(bits(found.get(&w).unwrap()), bits(expected.get(&w).unwrap()));
+}
+
 /// C8: under keep and swap a layer with dropout works: the mask that forward drew is the one that
 /// backward uses.
 #[test]
@@ -100,7 +181,7 @@ fn c8_dropout_under_keep_and_swap() {
     let w = var(&[8, 8], 2, F32);
     let params = [("w".to_string(), w.clone())];
     for policy in [Policy::Keep, Policy::Swap] {
-        let swap = Swap::builder(Policies::uniform(policy, 1)).build().unwrap();
+        let swap = Swap::builder(Policies::uniform(policy, 1)).tier(file_tier()).build().unwrap();
         let mut step = swap.step();
         let x = numbers(&[4, 8], 1, F32);
         let drop = |x: &Tensor| candle_nn::ops::dropout(&x.matmul(&w)?.exp()?, 0.5);
@@ -118,7 +199,8 @@ fn c8_dropout_under_keep_and_swap() {
 fn c8_recompute_that_differs_is_an_error() {
     let w = var(&[8, 8], 2, F32);
     let params = [("w".to_string(), w.clone())];
-    let swap = Swap::builder(Policies::uniform(Policy::Recompute, 1)).build().unwrap();
+    let swap =
+        Swap::builder(Policies::uniform(Policy::Recompute, 1)).tier(file_tier()).build().unwrap();
     let x = numbers(&[4, 8], 1, F32);
     let layer = |x: &Tensor| x.matmul(&w)?.tanh();
     let mut step = swap.step();
@@ -164,7 +246,7 @@ fn poison_is_a_clean_error() {
     let w = var(&[8, 8], 2, F32);
     let params = [("w".to_string(), w.clone())];
     let stash = std::cell::RefCell::new(Vec::new());
-    let swap = Swap::builder(Policies::uniform(Policy::Swap, 1)).build().unwrap();
+    let swap = Swap::builder(Policies::uniform(Policy::Swap, 1)).tier(file_tier()).build().unwrap();
     let mut step = swap.step();
     let layer = |x: &Tensor| {
         let h = x.matmul(&w)?;
@@ -213,7 +295,8 @@ fn c17_policies_and_layers_must_match() {
     assert_eq!(error.to_string(), "the policies name 4 layers, the step ran 3");
     let error = model.swapped(&swap("swap", 2), &ids).unwrap_err();
     assert_eq!(error.to_string(), "layer `h.2` is one more than the 2 that the policies name");
-    let empty = Swap::builder(Policies::uniform(Policy::Keep, 0)).build().unwrap_err();
+    let empty =
+        Swap::builder(Policies::uniform(Policy::Keep, 0)).tier(file_tier()).build().unwrap_err();
     assert!(empty.is_setting() && empty.hint().is_some());
 }
 
@@ -221,13 +304,12 @@ fn c17_policies_and_layers_must_match() {
 #[test]
 fn nothing_to_do_is_an_error() {
     let swap = swap("keep", 1);
-    let mut step = swap.step();
-    let error = step.backward(&numbers(&[2], 1, F32)).unwrap_err();
+    let error = swap.step().backward(&numbers(&[2], 1, F32)).unwrap_err();
     assert_eq!(error.to_string(), "the loss depends on nothing that tracks gradients");
     let x = numbers(&[2], 1, F32);
-    let error = step.layer_many("a", &[], &[&x], |_| Ok(vec![])).unwrap_err();
+    let error = swap.step().layer_many("a", &[], &[&x], |_| Ok(vec![])).unwrap_err();
     assert_eq!(error.to_string(), "layer `a` returned no tensor");
-    let error = step.layer("a", &[], &x, |x| x.matmul(x)).unwrap_err();
+    let error = swap.step().layer("a", &[], &x, |x| x.matmul(x)).unwrap_err();
     assert!(message(&error).starts_with("layer `a` failed: "), "{}", message(&error));
 }
 
@@ -244,7 +326,10 @@ fn a_split_gradient_is_an_error_with_a_remedy() {
         skip(&model.blocks[1].forward(&h).unwrap(), &x).backward().unwrap()
     };
     let run = |inside: bool, layers: usize| {
-        let swap = Swap::builder(Policies::uniform(Policy::Swap, layers)).build().unwrap();
+        let swap = Swap::builder(Policies::uniform(Policy::Swap, layers))
+            .tier(file_tier())
+            .build()
+            .unwrap();
         let mut step = swap.step();
         let params = [("embed".to_string(), model.embed.clone())];
         let x = if inside {

@@ -115,7 +115,8 @@ pub(crate) struct MemoryArgs {
     /// [default: file]
     #[arg(long, value_name = "TIER")]
     pub(crate) tier: Option<TierKind>,
-    /// Folder of the spill file [default: the system's folder for temporary files]
+    /// Folder of the spill file [default: the system's folder for temporary files, or /var/tmp where
+    /// that one is in RAM]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) spill_dir: Option<PathBuf>,
     /// Host memory that the tier may use, such as 512MiB or 1.5GiB [default: chosen by the tier]

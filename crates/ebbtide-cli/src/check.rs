@@ -10,7 +10,6 @@ use crate::check_files;
 use crate::config::{Config, Mode, Setup, Shape, Tier};
 use crate::data::Corpus;
 use crate::failure::Failure;
-use crate::memory;
 use crate::params;
 use crate::state::{Header, Saved};
 
@@ -145,7 +144,7 @@ fn shape(args: &ModelArgs, saved: Option<&Header>) -> Result<Shape, Failure> {
 /// Refuses what no policy could fit: weights, gradients and moments, and the attention scores of
 /// one layer, are always in memory.
 fn fits_machine(shape: &Shape) -> Result<(), Failure> {
-    let machine = memory::machine_bytes().unwrap_or(u64::MAX);
+    let machine = ebbtide_store::memory_limit().unwrap_or(u64::MAX);
     let weight = shape.candle_dtype().size_in_bytes();
     let needed = params::count(shape).and_then(|count| count.checked_mul(2 * weight + 8)).and_then(
         |state| {
@@ -239,7 +238,7 @@ fn tier(args: &MemoryArgs, mode: &Mode, shape: &Shape, timeline: bool) -> Result
         let hint = "leave it out, or give a size such as 512MiB";
         return Err(Failure::bad_input("--host-bytes 0: a tier can't work without memory", hint));
     }
-    let dir = args.spill_dir.clone().unwrap_or_else(std::env::temp_dir);
+    let dir = args.spill_dir.clone().unwrap_or_else(ebbtide_store::spill_dir);
     Ok(Tier { kind, dir, host_bytes, prefetch: args.prefetch, timeline })
 }
 
@@ -251,7 +250,10 @@ fn notes(saved: Option<&Header>, corpus: &Corpus, tier: TierKind) -> Vec<String>
         notes.push(note.to_owned());
     }
     if tier == TierKind::Host {
-        notes.push("--tier host saves nothing on a CPU, where it is the same RAM".to_owned());
+        notes.push(
+            "--tier host saves nothing on a CPU, where it is the same RAM; it is for tests"
+                .to_owned(),
+        );
     }
     notes
 }

@@ -80,6 +80,9 @@ pub(crate) struct Setup {
 impl Setup {
     /// The same training in another mode.
     pub(crate) fn with_mode(&self, mode: Mode) -> Self {
-        Self { mode, ..self.clone() }
+        let mut other = Self { mode, ..self.clone() };
+        // The timeline is this process's own.
+        other.tier.timeline = false;
+        other
     }
 }

@@ -36,3 +36,23 @@ impl<'a> Layers<'a> for Plain {
         Ok(f(input)?)
     }
 }
+
+/// Runs a layer and lets go of what it saved: nobody will ask for gradients, and no more than one
+/// layer's activations are in memory.
+#[derive(Debug)]
+pub(crate) struct Untracked;
+
+impl<'a> Layers<'a> for Untracked {
+    fn layer<F>(
+        &mut self,
+        _name: &str,
+        _params: &[(String, Var)],
+        input: &Tensor,
+        f: F,
+    ) -> Result<Tensor, Failure>
+    where
+        F: Fn(&Tensor) -> CandleResult<Tensor> + 'a,
+    {
+        Ok(f(&input.detach())?.detach())
+    }
+}

@@ -41,11 +41,6 @@ impl Meter {
     }
 }
 
-/// Bytes of RAM that the machine has, if the system tells.
-pub(crate) fn machine_bytes() -> Option<u64> {
-    kib_field(&fs::read_to_string("/proc/meminfo").ok()?, "MemTotal:")
-}
-
 /// Reads a line such as `VmHWM:  1234 kB`.
 fn kib_field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

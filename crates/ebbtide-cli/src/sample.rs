@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use crate::config::Config;
 use crate::data::{Stream, random};
 use crate::failure::Failure;
-use crate::layers::Plain;
+use crate::layers::Untracked;
 use crate::model::Model;
 use crate::ops::softmax;
 use crate::params::unit;
@@ -30,7 +30,7 @@ pub(crate) fn generate(
         let start = context.len().saturating_sub(config.shape.seq);
         let tokens =
             Tensor::from_slice(&context[start..], (1, context.len() - start), &Device::Cpu)?;
-        let scores = model.next(&mut Plain, &tokens)?.detach().to_dtype(DType::F32)?;
+        let scores = model.next(&mut Untracked, &tokens)?.detach().to_dtype(DType::F32)?;
         let chances = softmax(&(scores / TEMPERATURE)?)?.flatten_all()?.to_vec1::<f32>()?;
         let byte = pick(&chances, unit(&mut rng));
         bytes.push(byte);

@@ -30,24 +30,37 @@ pub(crate) struct Header {
     pub(crate) lr: f64,
     /// Complete steps.
     pub(crate) step: u64,
-    /// Position of the random numbers that draw the batches. A string, since JSON numbers are not
-    /// 128 bits wide.
-    position: String,
+    /// Position of the random numbers that draw the batches. Written as text, since JSON numbers are
+    /// not 128 bits wide.
+    #[serde(with = "as_text")]
+    position: u128,
     /// Tells whether the text is the same.
     pub(crate) text: String,
 }
 
 impl Header {
     pub(crate) fn new(shape: Shape, seed: u64, lr: f64, text: String) -> Self {
-        Self { format: FORMAT, shape, seed, lr, step: 0, position: "0".into(), text }
+        Self { format: FORMAT, shape, seed, lr, step: 0, position: 0, text }
     }
 
     pub(crate) fn at(&self, step: u64, position: u128) -> Self {
-        Self { step, position: position.to_string(), ..self.clone() }
+        Self { step, position, ..self.clone() }
     }
 
     pub(crate) fn position(&self) -> u128 {
-        self.position.parse().unwrap_or(0)
+        self.position
+    }
+}
+
+mod as_text {
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(number: &u128, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(number)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<u128, D::Error> {
+        String::deserialize(from)?.parse().map_err(serde::de::Error::custom)
     }
 }
 

@@ -142,9 +142,35 @@ fn the_host_tier_says_that_it_saves_nothing() {
 #[test]
 fn a_timeline_is_json() {
     let place = Place::new();
-    place.trained(&["--steps", "3", "--timeline", "t.json"]);
+    // Loads on demand, so that there are waits.
+    place.trained(&["--steps", "3", "--timeline", "t.json", "--prefetch", "0"]);
     let timeline = place.json("t.json");
-    assert!(timeline.is_array() || timeline["traceEvents"].is_array());
+    let events = timeline.as_array().unwrap();
+    let of = |phase: &str| {
+        let phase = phase.to_owned();
+        events.iter().filter(move |e| e["ph"] == phase.as_str()).collect::<Vec<_>>()
+    };
+    let rows: Vec<&str> = of("M").iter().filter_map(|e| e["args"]["name"].as_str()).collect();
+    for row in ["compute", "offload 0", "load 0"] {
+        assert!(rows.contains(&row), "{row} is not among {rows:?}");
+    }
+    let names: Vec<&str> = of("X").iter().filter_map(|e| e["name"].as_str()).collect();
+    for name in ["h.0 forward", "h.0 backward", "h.0 probe"] {
+        assert!(names.contains(&name), "{name} is not among {names:?}");
+    }
+    assert!(!of("C").is_empty(), "no curve of device bytes");
+    // Both ends of an arrow lie inside a span of their row.
+    for end in of("s").into_iter().chain(of("f")) {
+        let time = end["ts"].as_f64().unwrap();
+        let inside = of("X").into_iter().any(|span| {
+            let start = span["ts"].as_f64().unwrap();
+            span["tid"] == end["tid"]
+                && start <= time
+                && time <= start + span["dur"].as_f64().unwrap()
+        });
+        assert!(inside, "{end}");
+    }
+    assert_eq!(of("s").len(), of("f").len());
 }
 
 /// `/dev/stdout` is written to, not replaced.

@@ -32,7 +32,7 @@
 //! | [`SpillFile`] | opening the file; what was noticed about its folder |
 //! | [`extent`] | which bytes of the file are taken |
 //! | [`AlignedBuf`] | page-aligned memory outside the heap |
-//! | [`free_bytes`], [`memory_limit`] | what the disk and the container allow |
+//! | [`spill_dir`], [`memory_limit`] | where to spill by default, what the container allows |
 //!
 //! # Example
 //!
@@ -85,7 +85,7 @@ pub use any::{AnySlot, AnyStore};
 pub use file::{FileConfig, FileSlot, FileStore};
 pub use host::{HostConfig, HostSlot, HostStore};
 pub use limits::memory_limit;
-pub use spill::{SpillFile, free_bytes};
+pub use spill::{SpillFile, spill_dir};
 
 /// Bytes that everything is rounded up to: a page, and what direct I/O needs of offsets and
 /// lengths on any common disk.

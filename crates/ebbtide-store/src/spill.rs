@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use ebbtide_core::BackendError;
 use rustix::fs::{
-    AtFlags, Mode, OFlags, StatxFlags, fcntl_getfl, fcntl_setfl, fstatfs, statvfs, statx,
+    AtFlags, Mode, OFlags, StatFs, StatxFlags, fcntl_getfl, fcntl_setfl, fstatfs, statfs, statx,
 };
 use rustix::io::Errno;
 
@@ -73,10 +73,7 @@ impl SpillFile {
     }
 
     fn is_ram(&self) -> io::Result<bool> {
-        // The type of the field differs between architectures; the magic numbers are 32 bits wide.
-        #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast)]
-        let magic = fstatfs(&self.file)?.f_type as u64 & 0xFFFF_FFFF;
-        Ok(magic == TMPFS_MAGIC || magic == RAMFS_MAGIC)
+        Ok(is_ram(&fstatfs(&self.file)?))
     }
 
     /// Switches direct I/O on, if it works, and tells the alignment it needs in memory.
@@ -134,15 +131,6 @@ impl SpillFile {
     }
 }
 
-/// Bytes that an ordinary user can still write in the file system of `dir`.
-///
-/// # Errors
-/// The folder does not exist or its file system does not answer.
-pub fn free_bytes(dir: &Path) -> io::Result<u64> {
-    let stat = statvfs(dir)?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
-}
-
 fn unusable(dir: &Path, why: &str) -> BackendError {
     let message = format!("can't use {} for a spill file{why}", dir.display());
     BackendError::new(message).with_hint(HINT)
@@ -178,6 +166,26 @@ fn named_then_unlinked(dir: &Path, mode: Mode) -> io::Result<File> {
     Err(Errno::EXIST.into())
 }
 
+fn is_ram(system: &StatFs) -> bool {
+    // The type of the field differs between architectures; the magic numbers are 32 bits wide.
+    #[allow(clippy::cast_sign_loss, clippy::unnecessary_cast)]
+    let magic = system.f_type as u64 & 0xFFFF_FFFF;
+    magic == TMPFS_MAGIC || magic == RAMFS_MAGIC
+}
+
+/// The folder for a spill file where none is named: the system's folder for temporary files, or
+/// `/var/tmp` where that one is in RAM (as it is by default on many systems) and `/var/tmp` is not.
+///
+/// ```
+/// assert!(ebbtide_store::spill_dir().is_absolute());
+/// ```
+pub fn spill_dir() -> PathBuf {
+    let in_ram = |dir: &Path| statfs(dir).is_ok_and(|system| is_ram(&system));
+    let temporary = std::env::temp_dir();
+    let other = PathBuf::from("/var/tmp");
+    if in_ram(&temporary) && other.is_dir() && !in_ram(&other) { other } else { temporary }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::MetadataExt;
@@ -207,11 +215,5 @@ mod tests {
         let spill = SpillFile::open(dir.path()).unwrap();
         let flags = rustix::io::fcntl_getfd(&spill.file).unwrap();
         assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
-    }
-
-    #[test]
-    fn free_bytes_of_a_folder() {
-        assert!(free_bytes(Path::new("/")).is_ok());
-        assert!(free_bytes(Path::new("/no/such/folder")).is_err());
     }
 }

@@ -174,8 +174,9 @@ pub fn assert_same(vars: &[(String, Var)], a: &GradStore, b: &GradStore) {
     }
 }
 
+/// A file beside the build: on a disk, where the folder for temporary files may be RAM.
 pub fn file_tier() -> Tier {
-    Tier::File { dir: std::env::temp_dir() }
+    Tier::File { dir: env!("CARGO_TARGET_TMPDIR").into() }
 }
 
 pub fn swap(policy: &str, layers: usize) -> Swap {
