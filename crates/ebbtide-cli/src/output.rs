@@ -61,7 +61,7 @@ impl Printer {
         );
         if let Some(bar) = &self.bar {
             bar.set_message(text);
-            bar.set_position(done);
+            bar.inc(1);
         } else if !self.quiet {
             // A line whenever another tenth of the steps is done, and at the very last.
             let tenth = |done: u64| done.saturating_mul(LINES) / steps.max(1);

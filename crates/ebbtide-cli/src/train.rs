@@ -39,17 +39,14 @@ fn turns(plan: &Plan, signals: &Signals, printer: &mut Printer) -> Result<u8, Fa
         let mode = if mode == "plain" { Mode::Plain } else { Mode::Policy(mode.to_owned()) };
         workers.push(Worker::start(plan.setup.with_mode(mode))?);
     }
-    let total = plan.steps.saturating_mul(workers.len() as u64);
-    printer.begin(total);
-    let mut done = 0;
-    'steps: for _ in 0..plan.steps {
+    printer.begin(plan.steps.saturating_mul(workers.len() as u64));
+    'steps: for round in 1..=plan.steps {
         for worker in &mut workers {
             // Between any two steps: the modes' counts may then differ by one.
             if signals.caught().is_some() {
                 break 'steps;
             }
-            done += 1;
-            step(worker, done, total, printer).inspect_err(|_| printer.end())?;
+            step(worker, round, plan.steps, printer).inspect_err(|_| printer.end())?;
         }
     }
     printer.end();
