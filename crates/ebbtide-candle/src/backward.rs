@@ -27,7 +27,7 @@ use candle_core::{Tensor, TensorId};
 use crate::error::{Error, Kind};
 use crate::graph::{Visit, VisitKind};
 use crate::guard::{Given, deliver};
-use crate::segment::{Loans, Saved};
+use crate::segment::{Loans, Saved, Segment};
 use crate::step::Step;
 use crate::timeline::Row;
 
@@ -236,6 +236,11 @@ impl<'s, 'a> Walk<'s, 'a> {
                 self.output(segment, output)?;
                 VisitKind::Border(0)
             } else if node.is_variable() {
+                let made = |s: &&Segment<'_>| s.leaves.contains(&node.id());
+                if let Some(segment) = self.step.segments.iter().find(made) {
+                    let layer = segment.name.clone();
+                    return Err(Error::new(Kind::PutAside { layer }));
+                }
                 VisitKind::Variable
             } else {
                 if let Some(first) = self.hangs_on.insert(node.id(), name.to_string()) {
@@ -281,6 +286,18 @@ impl<'s, 'a> Walk<'s, 'a> {
         }
         self.variables.extend(segment.variables().iter().map(Tensor::id));
         let name = format!("layer `{}`", segment.name);
+        // What is outside adds to such an output as a whole, before what is inside.
+        let within = |output: &usize| {
+            let end = segment.walks[*output].last().map(|visit| visit.id);
+            let mut others = used.iter().filter(|other| *other != output);
+            others.any(|&other| segment.walks[other].iter().any(|visit| Some(visit.id) == end))
+        };
+        if used.iter().any(within) {
+            self.displaced.push(format!(
+                "{name} makes an output from another output: where three and more contributions to \
+                 the gradient of that one meet, the last bits may differ from plain Candle"
+            ));
+        }
         self.close(Item::Segment(index, Vec::new()), &passed, &name);
         Ok(())
     }

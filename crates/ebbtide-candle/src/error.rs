@@ -24,6 +24,7 @@ pub(crate) enum Kind {
     TooManyLayers { layer: String, known: usize },
     UnusedPolicies { seen: usize, known: usize },
     NoOutput { layer: String },
+    PutAside { layer: String },
     Device { layer: String, device: String },
 }
 
@@ -40,6 +41,13 @@ impl Error {
     /// What the user can do about it, if anything is known.
     pub fn hint(&self) -> Option<&str> {
         Some(match &*self.0 {
+            // The dtype of what a dropped or moved storage leaves behind.
+            Kind::Candle { source, .. } if source.to_string().contains("F8E8M0") => {
+                "bytes were read that are dropped or away: a tensor was put aside (return it as an \
+                 output), an input's memory is captured under another handle (pass it as an input), \
+                 or the layer's operations depend on sizes or change from step to step (build with \
+                 probe(false))"
+            }
             Kind::Candle { .. } => return None,
             Kind::Engine(error) => return error.hint(),
             Kind::Tier(error) => return error.hint(),
@@ -63,6 +71,7 @@ impl Error {
                 "make the policies for as many layers as the model calls"
             }
             Kind::NoOutput { .. } => "return at least one tensor from the closure",
+            Kind::PutAside { .. } => "return it as an output of the layer",
             Kind::Device { .. } => "move the model to the CPU",
         })
     }
@@ -118,6 +127,9 @@ impl fmt::Display for Error {
                 write!(f, "the policies name {known} layers, the step ran {seen}")
             }
             Kind::NoOutput { layer } => write!(f, "layer `{layer}` returned no tensor"),
+            Kind::PutAside { layer } => {
+                write!(f, "the loss uses a tensor that layer `{layer}` put aside")
+            }
             Kind::Device { layer, device } => {
                 write!(f, "layer `{layer}` got a tensor on {device}; only CPU tensors are swapped")
             }

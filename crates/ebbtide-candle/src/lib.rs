@@ -54,9 +54,17 @@
 //!   optimizer step in between, say): it uses the new value in the old graph. Kept and swapped
 //!   layers do the same; a recomputed layer compares and is an error.
 //! * Higher-order gradients are not supported, as in Candle (its gradients are detached).
-//! * Bits are those of plain Candle, with one exception that is reported: where a variable is used
-//!   left of another input and behind that input as well (`a.matmul(w)? + b` with `w` also behind
-//!   `b`), its sum may be added up in another order. [`Swap::notices`] names the layer.
+//! * Side effects of a closure happen once more for each run of it. candle-nn's `BatchNorm` in
+//!   training mode updates its running statistics in forward: keep or swap such a layer, with
+//!   `probe(false)`.
+//! * Random numbers are found by running a layer twice and comparing values and gradients. Numbers that
+//!   are few for each sample and hidden behind zero weights, or that are switched on later behind zero
+//!   weights, can be missed: don't recompute a layer that draws any.
+//! * Bits are those of plain Candle, with exceptions that are reported: [`Swap::notices`] names the
+//!   layer wherever a sum of three and more contributions may be added up in another order (a variable
+//!   used left of another input and behind that input as well, as in `a.matmul(w)? + b` with `w` also
+//!   behind `b`; an output made from another output), and where a strided view at a layer's border
+//!   becomes a contiguous copy.
 //! * Return what you want to look at as an output. An activation that a closure puts aside reads as an
 //!   error once its layer has moved or dropped it, and may come from the probe's small run.
 //! * Backward borrows the closures until it has run, so what they refer to has to outlive the

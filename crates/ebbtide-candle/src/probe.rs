@@ -91,7 +91,7 @@ pub(crate) fn probe(
     if budget.is_spent() {
         return Ok(form);
     }
-    let Some((trial, batch)) = small_trial(function, scope, &real.signature)? else {
+    let Some((trial, batch)) = small_trial(function, scope, &real.signature, 1)? else {
         return Ok(form);
     };
     for guess in known {
@@ -131,12 +131,13 @@ pub(crate) fn is_repeatable(
     scope: &Scope<'_>,
     real: &Graph,
 ) -> Result<bool, Error> {
-    let Some((trial, _)) = small_trial(function, scope, &real.signature)? else {
+    // Several samples and, where that is cheap, many rounds: few random numbers (one for each sample,
+    // say) may be the same twice by chance.
+    let Some((trial, _)) = small_trial(function, scope, &real.signature, 8)? else {
         return Ok(false);
     };
-    // Few random numbers may be the same twice by chance.
     let bytes: u64 = trial.graph.owned.iter().map(|owned| owned.bytes).sum();
-    let rounds = if bytes < 1 << 16 { 8 } else { 1 };
+    let rounds = if bytes < 1 << 20 { 32 } else { 1 };
     for _ in 0..rounds {
         if !trial.repeats(function, scope)? {
             return Ok(false);
@@ -145,22 +146,23 @@ pub(crate) fn is_repeatable(
     Ok(true)
 }
 
-/// The layer on the first sample, or the first two, or all: the smallest whose graph has the form
-/// of the real one. Also returns how many times larger the real batch is.
+/// The layer on the first `smallest` samples, or twice as many, or all: the fewest whose graph has the
+/// form of the real one. Also returns how many times larger the real batch is.
 fn small_trial(
     function: &Function<'_>,
     scope: &Scope<'_>,
     wanted: &Signature,
+    smallest: usize,
 ) -> Result<Option<(Trial, usize)>, Error> {
     let batch = scope.inputs.iter().find_map(|i| i.leaf.dims().first().copied()).unwrap_or(1);
-    for size in [1, 2, batch] {
+    for size in [smallest, 2 * smallest, batch] {
         if size > batch {
-            break;
+            continue;
         }
         // A closure may have the batch size built in; then a smaller one fails and the next is tried.
         match Trial::run(function, scope, batch, size) {
             Ok(trial) if trial.graph.signature == *wanted => {
-                return Ok(Some((trial, batch.div_ceil(size))));
+                return Ok(Some((trial, batch.div_ceil(size.max(1)))));
             }
             Err(error) if size == batch => return Err(error),
             _ => {}
@@ -191,7 +193,10 @@ impl Trial {
         let failed = || Error::in_layer(scope.layer);
         let before = marker().map_err(failed())?;
         let leaves: Vec<Tensor> = inputs.iter().map(|input| input.leaf.clone()).collect();
-        let outputs = function(&leaves).map_err(failed())?;
+        // A closure that has its batch size built in may panic on a small one.
+        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| function(&leaves)));
+        let run = run.unwrap_or_else(|_| candle_core::bail!("the closure panicked"));
+        let outputs = run.map_err(failed())?;
         let scope = Scope { inputs: &inputs, before, ..*scope };
         let graph = trace(&outputs, &scope)?;
         Ok(Self { layer: scope.layer.to_string(), outputs, graph, inputs })

@@ -56,6 +56,8 @@ pub(crate) struct Segment<'a> {
     pub(crate) outputs: Vec<Output>,
     /// For each of `outputs`, what Candle's walk passes inside.
     pub(crate) walks: Vec<Vec<Visit>>,
+    /// The leaves that the closure got. A tensor put aside by it leads back to them.
+    pub(crate) leaves: Vec<TensorId>,
     pub(crate) saved: Saved,
     pub(crate) dead: Vec<bool>,
     function: Box<Function<'a>>,
@@ -104,7 +106,10 @@ fn lend_inputs(outer: &[&Tensor]) -> candle_core::Result<(Vec<Input>, Loans)> {
         } else if !outer.track_op() {
             (outer.clone(), InputRole::Untracked)
         } else {
-            match whole(outer).then(|| empty_leaf(outer.shape(), outer.dtype())).flatten() {
+            match (whole(outer) && !is_of_variable(outer))
+                .then(|| empty_leaf(outer.shape(), outer.dtype()))
+                .flatten()
+            {
                 Some(leaf) if !lent.contains(&storage_key(outer)) => (leaf, InputRole::Lent),
                 _ => (Var::from_tensor(&outer.detach())?.into_inner(), InputRole::Copied),
             }
@@ -125,6 +130,12 @@ fn lend_inputs(outer: &[&Tensor]) -> candle_core::Result<(Vec<Input>, Loans)> {
         loans.push(Loan::new(handle(&input.outer)?, handle(&input.leaf)?)?);
     }
     Ok((inputs, loans))
+}
+
+/// Whether the tensor is a view of a variable, whose memory is not lent: the closure may use it too.
+fn is_of_variable(tensor: &Tensor) -> bool {
+    let key = storage_key(tensor);
+    tensor.sorted_nodes().iter().any(|node| node.is_variable() && storage_key(node) == key)
 }
 
 /// Whether the tensor is all of its storage, in order.
@@ -210,12 +221,15 @@ impl<'a> Segment<'a> {
             Some(hash) => Saved::Recompute { signature, hash },
             None => Saved::Graph,
         };
+        let own = ran.inputs.iter().filter(|input| input.role.is_leaf());
+        let leaves = own.map(|input| input.leaf.id()).collect();
         let mut segment = Self {
             name: call.name,
             group: call.group,
             inputs: ran.inputs,
             outputs,
             walks,
+            leaves,
             saved,
             dead,
             function: call.function,

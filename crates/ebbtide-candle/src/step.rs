@@ -7,7 +7,7 @@ use candle_core::{Tensor, TensorId, Var};
 use ebbtide_core::{GroupId, Pass, Policy};
 
 use crate::error::{Error, Kind};
-use crate::graph::Scope;
+use crate::graph::{InputRole, Scope};
 use crate::probe::{Form, is_repeatable, probe};
 use crate::segment::{Call, Ran, Segment, cut_outputs, fingerprint, run};
 use crate::swap::Swap;
@@ -147,6 +147,16 @@ impl<'a> Step<'a> {
         for what in ran.graph.without_gradient(&scope) {
             self.swap.inner().notice(format!(
                 "layer `{}`: {what} gets no gradient (an operation without backward, or not used)",
+                call.name
+            ));
+        }
+        let strided = ran.inputs.iter().filter(|i| i.role == InputRole::Copied);
+        let strided = strided.map(|input| &input.outer).chain(&ran.outputs);
+        if strided.filter(|t| t.track_op()).any(|t| !t.is_contiguous()) {
+            self.swap.inner().notice(format!(
+                "layer `{}`: an input or output is a strided view, and becomes a contiguous copy: \
+                 matrix products with a single row or column may differ from plain Candle in the \
+                 last bits",
                 call.name
             ));
         }

@@ -34,7 +34,11 @@ fn check<'a>(
             assert_same(&named(vars), &expected, &gradients);
             assert_eq!((swap.active_groups(), swap.bytes_held()), (0, 0), "{policy} {round}");
         }
-        assert_eq!(swap.notices(), Vec::<String>::new(), "{layers} layers, {policy}");
+        // What might differ is told of; in these small models it changes no bit.
+        let might = ["strided view", "makes an output from another output"];
+        let mut notices = swap.notices();
+        notices.retain(|notice| !might.iter().any(|what| notice.contains(what)));
+        assert_eq!(notices, Vec::<String>::new(), "{layers} layers, {policy}");
     }
 }
 

@@ -158,6 +158,58 @@ fn a_layer_that_changes_its_form() {
     }
 }
 
+/// A tensor that a closure puts aside can't be part of the loss: its gradient would end there.
+#[test]
+fn a_loss_with_a_tensor_put_aside_is_an_error() {
+    let w = var(&[6, 6], 1, F32);
+    let params = [("w".to_string(), w.clone())];
+    let x = numbers(&[4, 6], 2, F32).matmul(&w).unwrap();
+    for policy in [Policy::Keep, Policy::Recompute] {
+        let aside = std::cell::RefCell::new(Vec::new());
+        let swap = Swap::builder(Policies::uniform(policy, 1)).tier(file_tier()).build().unwrap();
+        let mut step = swap.step();
+        let layer = |x: &Tensor| {
+            let e = x.exp()?;
+            aside.borrow_mut().push(e.clone());
+            e.matmul(&w)
+        };
+        let y = step.layer("a", &params, &x, layer).unwrap().sum_all().unwrap();
+        let loss = (y + aside.borrow()[0].sum_all().unwrap_or(x.sum_all().unwrap())).unwrap();
+        let error = step.backward(&loss).unwrap_err();
+        assert_eq!(error.to_string(), "the loss uses a tensor that layer `a` put aside");
+    }
+}
+
+/// A closure that panics on a batch of one, a view of a variable as an input, and an empty batch.
+#[test]
+fn odd_layers_work_under_every_policy() {
+    type Layer<'a> = &'a dyn Fn(&Tensor) -> candle_core::Result<Tensor>;
+    let w = var(&[8, 8], 2, F32);
+    let params = [("w".to_string(), w.clone())];
+    let pairs = |x: &Tensor| {
+        let halves = x.matmul(&w)?.chunk(2, 0)?;
+        (&halves[0] - &halves[1])?.sqr()
+    };
+    let product = |p: &Tensor| p.squeeze(0)?.matmul(&w);
+    let empty = |x: &Tensor| x.matmul(&w)?.sqr();
+    let view = w.unsqueeze(0).unwrap();
+    let inputs = [numbers(&[4, 8], 1, F32), view, numbers(&[0, 8], 1, F32)];
+    let layers: [Layer<'_>; 3] = [&pairs, &product, &empty];
+    for policy in [Policy::Keep, Policy::Swap, Policy::Recompute] {
+        for (input, layer) in inputs.iter().zip(layers) {
+            let expected = layer(input).unwrap().sum_all().unwrap().backward().unwrap();
+            let swap = Swap::builder(Policies::uniform(policy, 1)).tier(file_tier());
+            let swap = swap.build().unwrap();
+            let mut step = swap.step();
+            let y = step.layer("a", &params, input, layer).unwrap();
+            let found = step.backward(&y.sum_all().unwrap()).unwrap();
+            assert_same(&params, &expected, &found);
+            drop(step);
+            assert_eq!((swap.active_groups(), swap.bytes_held()), (0, 0));
+        }
+    }
+}
+
 /// A layer may get an untracked alias of its tracked input.
 #[test]
 fn an_untracked_alias_of_an_input() {
