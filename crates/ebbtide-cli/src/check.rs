@@ -45,6 +45,8 @@ pub(crate) fn plan(args: TrainArgs) -> Result<Plan, Failure> {
         return Err(without_effect("--sample 0 prints nothing"));
     }
     let mode = mode(memory.policy.as_deref(), &shape)?;
+    utf8("--text", training.text.iter())?;
+    utf8("--spill-dir", memory.spill_dir.iter())?;
     let tier = tier(&memory, &mode, &shape, output.timeline.is_some())?;
     check_files::inputs(&training.text)?;
     check_files::outputs(&training, &output)?;
@@ -85,6 +87,17 @@ fn conflicts(args: &TrainArgs) -> Result<(), Failure> {
                 "{flag} can't be used with --compare, which runs four trainings from the start"
             ),
             format!("leave out {flag} or --compare"),
+        )),
+        None => Ok(()),
+    }
+}
+
+/// These paths travel to other processes as text.
+fn utf8<'p>(flag: &str, paths: impl Iterator<Item = &'p PathBuf>) -> Result<(), Failure> {
+    match paths.into_iter().find(|path| path.to_str().is_none()) {
+        Some(path) => Err(Failure::bad_input(
+            format!("{flag} {}: the path is not UTF-8", path.display()),
+            "rename it, or reach it through a link with another name",
         )),
         None => Ok(()),
     }
