@@ -17,6 +17,8 @@
 //!   `a.matmul(w)? + b` with two inputs: Candle finishes what is behind `b` before it goes into
 //!   `matmul`. If `w` or `a` is used behind `b` too, and three or more contributions meet in its sum,
 //!   the last bits may differ. [`Walk::close`] finds every such case, and a notice names it.
+//! * An output that another output of the same layer is made from gets what is outside first, as one
+//!   sum, and then what is inside, where Candle may take turns. A notice names the layer.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Instant;

@@ -10,7 +10,8 @@
 //! verified with one backward in which everything thought dead is poisoned at once. Storages too
 //! small to matter are not tried.
 //!
-//! A layer that is to be recomputed is also run twice, to see whether it draws random numbers.
+//! A layer that is to be recomputed is also run again on the same few samples, at least twice, to see
+//! whether it draws random numbers.
 
 use std::time::{Duration, Instant};
 
@@ -124,8 +125,10 @@ pub(crate) fn probe(
     Ok(form)
 }
 
-/// Whether the layer computes the same twice. A layer whose form changes from run to run, and one
-/// that fails on every small input, does not.
+/// Whether the layer computes the same twice. One whose form changes from run to run does not.
+///
+/// # Errors
+/// The closure fails, on the whole batch too.
 pub(crate) fn is_repeatable(
     function: &Function<'_>,
     scope: &Scope<'_>,
