@@ -29,9 +29,26 @@ pub trait Bytes {
     fn size(&self) -> usize {
         self.bytes().len()
     }
+    /// Called once, by whoever copied the bytes out: they are safe elsewhere now. Memory that is worth
+    /// keeping (a pinned buffer of a pool) comes back and is handed on; by default it is freed.
+    fn release(self) -> Option<Self>
+    where
+        Self: Sized,
+    {
+        None
+    }
 }
 
-/// The framework's memory.
+/// What the engine compares before it copies a storage, after, and when it is used (row T5).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Facts {
+    /// Size of the storage now, in bytes.
+    pub bytes: u64,
+    /// The framework's count of changes in place.
+    pub version: u64,
+}
+
+/// Memory that moves by changing its owner: RAM, on a CPU machine.
 pub trait Device {
     /// Names one allocation and keeps its (possibly empty) storage object alive.
     type Storage;
@@ -41,6 +58,12 @@ pub trait Device {
     /// An identity of the allocation that is valid while `storage` is held: two registered
     /// storages with the same key are one allocation.
     fn key(&self, storage: &Self::Storage) -> usize;
+
+    /// What may have changed since the storage was registered. `None` for a framework in which
+    /// neither can change; nothing is compared then.
+    fn facts(&self, _: &Self::Storage) -> Option<Facts> {
+        None
+    }
 
     /// Takes the memory out of the storage. What is left behind must make every later read an
     /// error of the framework, never a wrong value.
@@ -91,8 +114,9 @@ pub struct Failed<B> {
 /// What a finished job leaves.
 #[derive(Debug)]
 pub enum Done<B, Slot> {
-    /// A `put` is done: the block is freed, the bytes are in the slot.
-    Stored(Slot),
+    /// A `put` is done: the bytes are in the slot. The block is freed, or comes back if its
+    /// [`Bytes::release`] said so.
+    Stored(Slot, Option<B>),
     /// A `get` is done: the block holds the bytes. The slot still does, too.
     Loaded(B),
 }

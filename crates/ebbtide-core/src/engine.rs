@@ -518,7 +518,7 @@ fn sure<T>(transition: Result<T, WrongState>) -> T {
 
 fn stored<B, Slot>(done: Outcome<B, Slot>) -> Result<(Slot, Timing), Failed<B>> {
     match done? {
-        (Done::Stored(slot), timing) => Ok((slot, timing)),
+        (Done::Stored(slot, _), timing) => Ok((slot, timing)),
         (Done::Loaded(_), _) => unreachable!("the store answered a put with a load"),
     }
 }
@@ -526,7 +526,7 @@ fn stored<B, Slot>(done: Outcome<B, Slot>) -> Result<(Slot, Timing), Failed<B>> 
 fn loaded<B, Slot>(done: Outcome<B, Slot>) -> Result<(B, Timing), BackendError> {
     match done.map_err(|failed| failed.error)? {
         (Done::Loaded(block), timing) => Ok((block, timing)),
-        (Done::Stored(_), _) => unreachable!("the store answered a get with a put"),
+        (Done::Stored(..), _) => unreachable!("the store answered a get with a put"),
     }
 }
 

@@ -19,6 +19,7 @@
 //! | [`state`] | the states of one storage and every transition between them |
 //! | [`engine`] | groups, prefetch, counters; drives device and store |
 //! | [`backend`] | the traits [`Device`] and [`Store`] and what each may rely on |
+//! | [`accel`] | the trait [`Accelerator`]: streams, events, pinned memory |
 //! | [`order`] | which group will be needed next: declared by forward, learnt from backward |
 //! | [`policy`] | keep, swap or recompute for each layer, and the text form of it |
 //! | [`observe`] | the one interface for warnings, counters and timings |
@@ -54,6 +55,7 @@
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
+pub mod accel;
 pub mod backend;
 pub mod engine;
 pub mod error;
@@ -64,7 +66,8 @@ pub mod policy;
 pub mod size;
 pub mod state;
 
-pub use backend::{Bytes, Device, Done, Failed, Outcome, Store, StoreStats, Ticket, Timing};
+pub use accel::{Accelerator, Direction, End};
+pub use backend::{Bytes, Device, Done, Facts, Failed, Outcome, Store, StoreStats, Ticket, Timing};
 pub use engine::{Config, Counters, Engine, GroupId, Registered};
 pub use error::{BackendError, Error};
 pub use observe::{Event, Observer};

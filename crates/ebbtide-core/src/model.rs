@@ -171,7 +171,7 @@ impl Store<Vec<u8>> for ModelStore {
             Job::Put(block) => {
                 self.stats.bytes_out += block.len() as u64;
                 self.slots.insert(ticket.0, block);
-                Ok((Done::Stored(ticket.0), Timing::default()))
+                Ok((Done::Stored(ticket.0, None), Timing::default()))
             }
             Job::Get(slot, mut block) => {
                 block.copy_from_slice(&self.slots[&slot]);

@@ -52,7 +52,7 @@ fn convert<B, Slot>(
 ) -> Outcome<B, AnySlot> {
     let (done, timing) = outcome?;
     let done = match done {
-        Done::Stored(stored) => Done::Stored(slot(stored)),
+        Done::Stored(stored, block) => Done::Stored(slot(stored), block),
         Done::Loaded(block) => Done::Loaded(block),
     };
     Ok((done, timing))

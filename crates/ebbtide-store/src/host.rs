@@ -135,8 +135,7 @@ impl<B: Bytes> Store<B> for HostStore<B> {
         buf.as_mut_slice().copy_from_slice(bytes);
         self.stats.bytes_out += buf.len() as u64;
         self.stats.bytes_held += needed;
-        drop(block);
-        Ok(self.finish(Done::Stored(HostSlot(buf)), started_ns))
+        Ok(self.finish(Done::Stored(HostSlot(buf), block.release()), started_ns))
     }
 
     /// # Panics

@@ -48,7 +48,7 @@
 //! let mut block = AlignedBuf::zeroed(100_000)?;
 //! block.as_mut_slice().fill(7);
 //! let ticket = store.put(block).map_err(|failed| failed.error)?;
-//! let (Done::Stored(slot), _) = store.wait(ticket).map_err(|failed| failed.error)? else {
+//! let (Done::Stored(slot, _), _) = store.wait(ticket).map_err(|failed| failed.error)? else {
 //!     unreachable!("a put stores");
 //! };
 //! assert_eq!(store.stats().bytes_held, 102_400);

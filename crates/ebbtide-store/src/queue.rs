@@ -140,7 +140,7 @@ impl<B> Queue<B> {
     ) {
         let mut state = self.lock();
         match &outcome {
-            Ok((Done::Stored(_), _)) => state.stats.bytes_out += bytes,
+            Ok((Done::Stored(..), _)) => state.stats.bytes_out += bytes,
             Ok((Done::Loaded(_), _)) => state.stats.bytes_in += bytes,
             Err(_) => {}
         }

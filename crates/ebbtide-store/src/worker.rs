@@ -51,14 +51,15 @@ impl<B: Bytes> Worker<B> {
         let timing = self.timing(started_ns);
         // Here device memory is freed, before anyone hears that the job is done. The bytes are
         // safe: a destructor that panics changes nothing about that.
+        let mut kept = None;
         let _ = unwound(|| {
-            drop(block);
+            kept = block.release();
             Ok(())
         });
         let (before, len) = std::mem::replace(&mut self.dirty, (offset, extent.len()));
         self.io.drop_cache(before, len);
         self.io.drop_cache(offset, extent.len());
-        (Ok((Done::Stored(FileSlot { extent, bytes }), timing)), None)
+        (Ok((Done::Stored(FileSlot { extent, bytes }, kept), timing)), None)
     }
 
     fn read(&mut self, mut block: B, bytes: u64, offset: u64) -> Outcome<B> {

@@ -74,7 +74,7 @@ fn many_jobs_at_once_with_reuse_of_extents() {
         let slots: Vec<_> = puts
             .into_iter()
             .map(|ticket| match store.wait(ticket).unwrap().0 {
-                ebbtide_core::Done::Stored(slot) => slot,
+                ebbtide_core::Done::Stored(slot, _) => slot,
                 ebbtide_core::Done::Loaded(_) => unreachable!(),
             })
             .collect();
@@ -174,7 +174,7 @@ fn loads_go_before_writes() {
     let dir = tempfile::tempdir().unwrap();
     let mut store = FileStore::<Gate>::open(&single(&dir)).unwrap();
     let ticket = store.put(Gate(vec![7; 100], None)).unwrap();
-    let ebbtide_core::Done::Stored(slot) = store.wait(ticket).unwrap().0 else { unreachable!() };
+    let ebbtide_core::Done::Stored(slot, _) = store.wait(ticket).unwrap().0 else { unreachable!() };
     let (open_gate, gate) = std::sync::mpsc::channel();
     let busy = store.put(Gate(vec![1; 100], Some(gate.into()))).unwrap();
     let write = store.put(Gate(vec![2; 100], None)).unwrap();

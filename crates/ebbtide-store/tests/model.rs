@@ -95,7 +95,7 @@ impl Run {
         let (done, timing) = self.store.wait(ticket).unwrap();
         assert!(timing.started_ns <= timing.finished_ns);
         match (done, expected) {
-            (Done::Stored(place), Expected::Stored { len, seed }) => {
+            (Done::Stored(place, _), Expected::Stored { len, seed }) => {
                 self.slots.insert(self.count, Slot { place, len, seed, readers: 0 });
                 self.count += 1;
             }

@@ -79,7 +79,7 @@ pub(crate) fn single(dir: &tempfile::TempDir) -> FileConfig {
 pub(crate) fn put<S: Store<Block>>(store: &mut S, block: Block) -> Result<S::Slot, Failed<Block>> {
     let ticket = store.put(block)?;
     match store.wait(ticket)?.0 {
-        Done::Stored(slot) => Ok(slot),
+        Done::Stored(slot, _) => Ok(slot),
         Done::Loaded(_) => panic!("a put stores"),
     }
 }
@@ -92,7 +92,7 @@ pub(crate) fn get<S: Store<Block>>(
     let ticket = store.get(slot, block)?;
     match store.wait(ticket)?.0 {
         Done::Loaded(block) => Ok(block),
-        Done::Stored(_) => panic!("a get loads"),
+        Done::Stored(..) => panic!("a get loads"),
     }
 }
 
