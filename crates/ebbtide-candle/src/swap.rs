@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use candle_core::op::BackpropOp;
 use candle_core::{CpuStorage, Storage, Tensor};
-use ebbtide_core::{Config, Engine, Event, GroupId, LayerId, Pass, Policies, Policy, Registered};
+use ebbtide_core::{
+    Config, Direct, Engine, Event, GroupId, LayerId, Pass, Policies, Policy, Registered, Saved,
+};
 use ebbtide_store::{AnyStore, FileConfig, FileStore, HostConfig, HostStore, spill_dir};
 
 use crate::error::{Error, Kind};
@@ -95,7 +97,7 @@ impl SwapBuilder {
         let store = self.open_tier(origin).map_err(|e| Error::new(Kind::Tier(e)))?;
         let notices = store.notices().to_vec();
         let config = Config { prefetch: self.prefetch };
-        let mut engine = Engine::new(config, CandleCpu, store);
+        let mut engine = Engine::new(config, Direct::new(CandleCpu, store));
         let names: Arc<Mutex<Vec<String>>> = Arc::default();
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
         engine.observe({
@@ -160,11 +162,11 @@ fn record(timeline: Option<&Timeline>, names: &[String], event: &Event) {
     let Some(timeline) = timeline else { return };
     let name = |layer: &LayerId| names.get(layer.0 as usize).cloned().unwrap_or_default();
     match event {
-        Event::Stored { layer, timing, .. } => {
+        Event::Stored { layer, timing: Some(timing), .. } => {
             let row = Row::Out(timing.worker);
             timeline.copy(row, name(layer), timing.started_ns, timing.finished_ns);
         }
-        Event::Loaded { layer, timing, .. } => {
+        Event::Loaded { layer, timing: Some(timing), .. } => {
             let row = Row::In(timing.worker);
             timeline.copy(row, name(layer), timing.started_ns, timing.finished_ns);
         }
@@ -317,8 +319,9 @@ impl Swap {
 
     /// Number and policy of a layer; a new name gets the next number.
     pub(crate) fn layer_of(&self, name: &str) -> Result<(LayerId, Policy), Error> {
-        let inner = self.inner();
-        let mut names = lock(&inner.names);
+        let mut inner = self.inner();
+        let seen = Arc::clone(&inner.names);
+        let mut names = lock(&seen);
         let index = names.iter().position(|n| n == name).unwrap_or(names.len());
         if index == inner.policies.len() {
             let (layer, known) = (name.to_string(), inner.policies.len());
@@ -328,6 +331,8 @@ impl Swap {
             names.push(name.to_string());
         }
         let layer = LayerId(u32::try_from(index).unwrap_or(u32::MAX));
+        drop(names);
+        inner.engine.name_layer(layer, name);
         Ok((layer, inner.policies.get(layer)))
     }
 
@@ -344,7 +349,7 @@ impl Swap {
 /// What the steps of a [`Swap`] share. Borrowed for the time of one call, never while a closure of
 /// the user's runs.
 pub(crate) struct Inner {
-    pub(crate) engine: Engine<CandleCpu, AnyStore<Block>>,
+    pub(crate) engine: Engine<Direct<CandleCpu, AnyStore<Block>>>,
     probe: bool,
     names: Arc<Mutex<Vec<String>>>,
     policies: Policies,
@@ -440,8 +445,10 @@ impl Inner {
             if dead.get(index).copied().unwrap_or(false) {
                 self.engine.drop_dead(&held, bytes, "an activation")?;
             } else if swap {
-                let registered = self.engine.register(group, held, bytes, "an activation")?;
-                if let Registered::OwnedBy(_) = registered {
+                let label = self.engine.label("an activation");
+                let saved = Saved::whole(held, bytes).label(label);
+                let (_, registered) = self.engine.register(group, saved)?;
+                if let Registered::Shared(_) = registered {
                     self.notice("a storage shared with another layer stays".into());
                 }
             }

@@ -1,4 +1,4 @@
-//! Groups and what drives them: offload, load, prefetch, abort, and the counters.
+//! Groups and what drives them: offload, load, prefetch, protection, abort, and the counters.
 //!
 //! # Phases of a group
 //!
@@ -12,32 +12,35 @@
 //! | phase | its records are in | records may be added |
 //! | --- | --- | --- |
 //! | `open` | `device` | yes |
-//! | `offloading` | `device`, `d2h`, `away` | no |
-//! | `away` | `device` (an offload that failed), `away` | no |
-//! | `loading` | `device`, `away` (a load that could not start), `h2d` | no |
-//! | `home` | `device` | no |
+//! | `offloading` | `device`, `d2h` | no |
+//! | `away` | `device` (kept, or an offload that failed), `host` | no |
+//! | `loading` | `device`, `host` (a load that could not start), `h2d` | no |
+//! | `home` | none: they are dropped, with their identities | no |
 //!
-//! [`Engine::close`] is allowed in every phase: it waits for what is in flight, gives every slot
-//! back and forgets the group. It is the end of a normal backward and of an abandoned step alike,
-//! so a failed step has no path of its own that could leak.
+//! [`Engine::close`] is allowed in every phase: it waits for what is in flight, gives everything back
+//! and forgets the group. It is the end of a normal backward and of an abandoned step alike, so a
+//! failed step has no path of its own that could leak.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
+use std::fmt;
 
-use crate::backend::{Device, Done, Failed, Outcome, Store, StoreStats, Timing};
-use crate::error::{BackendError, Error, Kind};
+use crate::backend::{Device, Facts, Store, StoreStats};
+use crate::direct::Direct;
+use crate::error::{Error, Kind, chain};
+use crate::group::{Change, Group, GroupId, Phase, Registered, TensorId, number};
+use crate::label::{Label, Labels};
+use crate::mark::{Mark, hit};
+use crate::mover::{Freight, Mover, Saved};
 use crate::observe::{Event, Observer};
 use crate::order::Order;
-use crate::state::{Owed, Residency, WrongState};
+use crate::owners::{Held, Owners};
 use crate::{LayerId, Pass};
-
-/// Names a group. Never used twice within an engine's life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct GroupId(pub(crate) u64);
 
 /// What is fixed when an engine is made.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// How many groups ahead of the one in backward are loaded. 0 loads every group on demand.
+    /// How many groups ahead of the one in backward are loaded (row M12). 0 loads every group on
+    /// demand.
     pub prefetch: usize,
 }
 
@@ -58,109 +61,82 @@ pub struct Counters {
     pub dropped_bytes: u64,
     /// Groups that were asked for before their load had been started.
     pub missed_prefetches: u64,
+    /// Views that were saved together with others of the same storage.
+    pub merged_views: u64,
 }
 
-/// What became of a registration.
-#[must_use = "a storage that another group owns is not moved by this one"]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Registered {
-    /// The group moves it from now on.
-    New,
-    /// The group has it already; it moves once.
-    Duplicate,
-    /// Another open group has it. It stays with that one, and is not touched by this one.
-    OwnedBy(GroupId),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Open,
-    Offloading,
-    Away,
-    Loading,
-    Home,
-}
-
-impl Phase {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Open => "open",
-            Self::Offloading => "offloading",
-            Self::Away => "away",
-            Self::Loading => "loading",
-            Self::Home => "home",
-        }
-    }
-}
-
-struct Record<Storage, Slot> {
-    storage: Storage,
-    key: usize,
-    bytes: u64,
-    label: &'static str,
-    residency: Residency<Slot>,
-}
-
-struct Group<Storage, Slot> {
-    layer: LayerId,
-    pass: Pass,
-    phase: Phase,
-    records: Vec<Record<Storage, Slot>>,
-}
-
-impl<Storage, Slot> Group<Storage, Slot> {
-    fn name(&self) -> String {
-        format!("layer {} pass {}", self.layer.0, self.pass.0)
-    }
-
-    fn require(&self, wanted: Phase, call: &'static str) -> Result<(), Error> {
-        if self.phase == wanted {
-            return Ok(());
-        }
-        let (group, found, wanted) = (self.name(), self.phase.name(), wanted.name());
-        Err(Error::new(Kind::Phase { group, found, wanted, call }))
-    }
-}
-
-/// The engine of one model on one device with one tier.
+/// The engine of one model on one device.
 ///
-/// It is driven from one thread at a time (`&mut self`). Copies run on the store's own workers
-/// between the start and the wait of a group.
-pub struct Engine<D: Device, S: Store<D::Block>> {
+/// It is driven from one thread at a time (`&mut self`); copies run beside it between the start and
+/// the wait of a group.
+pub struct Engine<M: Mover> {
     config: Config,
-    device: D,
-    store: S,
-    groups: BTreeMap<GroupId, Group<D::Storage, S::Slot>>,
-    /// Which open group moves the storage with this key. A key is valid while the record lives.
-    owners: HashMap<usize, GroupId>,
-    next_group: u64,
+    mover: M,
+    groups: Vec<Group<M>>,
+    /// Slots of `groups` that no group uses.
+    vacant: Vec<u32>,
+    owners: Owners,
+    next_serial: u64,
     order: Order,
     counters: Counters,
+    labels: Labels,
+    layer_names: HashMap<LayerId, String>,
+    /// Layers whose exact repeats have been warned of.
+    warned: HashSet<LayerId>,
     observer: Box<dyn Observer + Send>,
 }
 
-impl<D: Device, S: Store<D::Block>> std::fmt::Debug for Engine<D, S> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl<M: Mover> fmt::Debug for Engine<M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Engine")
             .field("config", &self.config)
-            .field("groups", &self.groups.len())
+            .field("groups", &self.active_groups())
             .field("counters", &self.counters)
             .finish_non_exhaustive()
     }
 }
 
-impl<D: Device, S: Store<D::Block>> Engine<D, S> {
+/// A group's name as errors give it.
+struct Name<'a> {
+    layer: LayerId,
+    pass: Pass,
+    names: &'a HashMap<LayerId, String>,
+}
+
+impl fmt::Display for Name<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.names.get(&self.layer) {
+            Some(name) => write!(f, "{name} pass {}", self.pass.0),
+            None => write!(f, "layer {} pass {}", self.layer.0, self.pass.0),
+        }
+    }
+}
+
+fn unknown(group: GroupId) -> Error {
+    hit(Mark::UnknownGroup);
+    Error::new(Kind::UnknownGroup(group.serial))
+}
+
+fn find<M: Mover>(groups: &mut [Group<M>], id: GroupId) -> Result<&mut Group<M>, Error> {
+    let group = groups.get_mut(id.slot as usize).filter(|group| group.id == Some(id));
+    group.ok_or_else(|| unknown(id))
+}
+
+impl<M: Mover> Engine<M> {
     /// An engine without groups, whose events nobody observes.
-    pub fn new(config: Config, device: D, store: S) -> Self {
+    pub fn new(config: Config, mover: M) -> Self {
         Self {
             config,
-            device,
-            store,
-            groups: BTreeMap::new(),
-            owners: HashMap::new(),
-            next_group: 0,
+            mover,
+            groups: Vec::new(),
+            vacant: Vec::new(),
+            owners: Owners::default(),
+            next_serial: 0,
             order: Order::default(),
             counters: Counters::default(),
+            labels: Labels::default(),
+            layer_names: HashMap::new(),
+            warned: HashSet::new(),
             observer: Box::new(()),
         }
     }
@@ -170,118 +146,210 @@ impl<D: Device, S: Store<D::Block>> Engine<D, S> {
         self.observer = Box::new(observer);
     }
 
+    /// The label of a tensor's name.
+    pub fn label(&mut self, name: &str) -> Label {
+        self.labels.intern(name)
+    }
+
+    /// What errors call the groups of a layer, instead of its number.
+    pub fn name_layer(&mut self, layer: LayerId, name: impl Into<String>) {
+        self.layer_names.insert(layer, name.into());
+    }
+
     /// Opens a group for one layer in one pass (row M10). The same layer may have any number of
     /// groups, in one pass or in several.
     pub fn open(&mut self, layer: LayerId, pass: Pass) -> GroupId {
-        let id = GroupId(self.next_group);
-        self.next_group += 1;
-        self.groups.insert(id, Group { layer, pass, phase: Phase::Open, records: Vec::new() });
+        let slot = self.vacant.pop().unwrap_or_else(|| {
+            self.groups.push(Group::new());
+            number(self.groups.len() - 1)
+        });
+        let id = GroupId { serial: self.next_serial, slot };
+        self.next_serial += 1;
+        self.groups[slot as usize].open(id, layer, pass);
         id
     }
 
-    /// Adds a storage of `bytes` bytes to a group. A storage that the group has already is moved
-    /// once (row T13); one that another open group has stays with that one (row G6).
+    fn require(
+        &mut self,
+        id: GroupId,
+        wanted: Phase,
+        call: &'static str,
+    ) -> Result<&mut Group<M>, Error> {
+        let group = find(&mut self.groups, id)?;
+        let name = Name { layer: group.layer, pass: group.pass, names: &self.layer_names };
+        group.require(wanted, call, name)?;
+        Ok(group)
+    }
+
+    fn phase(&self, id: GroupId) -> Option<Phase> {
+        self.groups.get(id.slot as usize).filter(|g| g.id == Some(id)).map(|g| g.phase)
+    }
+
+    /// Lends a group to the mover.
+    fn lend<T>(
+        &mut self,
+        id: GroupId,
+        call: impl FnOnce(&mut M, &mut Freight<'_, M>) -> T,
+    ) -> Result<T, Error> {
+        let group = find(&mut self.groups, id)?;
+        let name = Name { layer: group.layer, pass: group.pass, names: &self.layer_names };
+        let mut freight = Freight {
+            id,
+            layer: group.layer,
+            name: &name,
+            labels: &self.labels,
+            records: &mut group.records,
+            cargo: &mut group.cargo,
+            counters: &mut self.counters,
+            observer: &mut *self.observer,
+        };
+        Ok(call(&mut self.mover, &mut freight))
+    }
+
+    /// Adds a tensor to a group. Any mix of tensors of one storage is moved once (row T13). A storage
+    /// that another group has is in use outside of that group: it stays on the device, or is brought
+    /// back to it, for both (row G6).
     ///
     /// # Errors
-    /// The group is unknown, or its offload has been started (row G10).
+    /// The group is unknown, or its offload has been started (row G10); or a storage of another group
+    /// can't be brought back.
     pub fn register(
         &mut self,
         group: GroupId,
-        storage: D::Storage,
-        bytes: u64,
-        label: &'static str,
-    ) -> Result<Registered, Error> {
-        let key = self.device.key(&storage);
-        let entry = find(&mut self.groups, group)?;
-        entry.require(Phase::Open, "register")?;
-        match self.owners.get(&key) {
-            Some(&owner) if owner == group => return Ok(Registered::Duplicate),
-            Some(&owner) => return Ok(Registered::OwnedBy(owner)),
-            None => {}
+        saved: Saved<M::Storage>,
+    ) -> Result<(TensorId, Registered), Error> {
+        self.require(group, Phase::Open, "register")?;
+        let key = self.mover.key(&saved.storage);
+        let held = self.owners.look(key, group);
+        if let Held::Elsewhere((other, index)) = held {
+            self.protect_record(other, index)?;
         }
-        self.owners.insert(key, group);
-        entry.records.push(Record { storage, key, bytes, label, residency: Residency::default() });
-        Ok(Registered::New)
+        let facts = self.mover.facts(&saved.storage);
+        let entry = find(&mut self.groups, group)?;
+        let tensor = TensorId { group, index: number(entry.tensors.len()) };
+        let registered = match held {
+            Held::Here(index) => entry.repeat(index, saved, facts),
+            Held::Free => {
+                let index = entry.add(key, saved, facts, false);
+                self.owners.add(key, (group, index));
+                Registered::New
+            }
+            Held::Elsewhere((owner, _)) => {
+                hit(Mark::Shared);
+                let index = entry.add(key, saved, facts, true);
+                self.owners.add(key, (group, index));
+                Registered::Shared(owner)
+            }
+        };
+        self.counters.merged_views += u64::from(registered == Registered::Merged);
+        Ok((tensor, registered))
     }
 
-    /// Frees the bytes of a storage that backward never reads. They don't come back; what is left
-    /// makes every later read an error.
+    /// Keeps a storage on the device because something outside its group uses it: an output of the
+    /// layer, a table, a parameter (rows T14, G6). An offload under way is called off; what is away is
+    /// brought back. Returns whether any group has the storage.
     ///
     /// # Errors
-    /// The device can't empty the storage; it is unchanged.
-    pub fn drop_dead(
-        &mut self,
-        storage: &D::Storage,
-        bytes: u64,
-        label: &str,
-    ) -> Result<(), Error> {
-        let block = self.device.detach(storage).map_err(|cause| {
-            let (group, label) = ("dead bytes".into(), label.into());
-            Error::caused_by(Kind::Device { group, label, bytes }, cause)
-        })?;
-        drop(block);
-        self.counters.dropped_bytes += bytes;
-        Ok(())
+    /// It is away and can't be brought back.
+    pub fn protect(&mut self, storage: &M::Storage) -> Result<bool, Error> {
+        let Some((group, index)) = self.owners.first(self.mover.key(storage)) else {
+            return Ok(false);
+        };
+        self.protect_record(group, index)?;
+        Ok(true)
+    }
+
+    fn protect_record(&mut self, group: GroupId, index: u32) -> Result<(), Error> {
+        let index = index as usize;
+        let record = &mut find(&mut self.groups, group)?.records[index];
+        record.kept = true;
+        match record.residency.name() {
+            "d2h" => hit(Mark::ProtectedInOffload),
+            "host" => hit(Mark::ProtectedAway),
+            _ => {}
+        }
+        if self.phase(group) == Some(Phase::Loading) {
+            return self.wait_load(group);
+        }
+        self.lend(group, |mover, freight| mover.retrieve(freight, index))?
     }
 
     /// Starts moving every storage of the group out.
     ///
     /// # Errors
-    /// The group is unknown or not open (row G10: nothing changes), or a copy can't be started;
-    /// then every storage whose copy was not started is on the device, untouched (row G4), and the
-    /// group can still be waited for or closed.
+    /// The group is unknown or not open (row G10), or a tensor was resized or modified in place since
+    /// it was registered (row T5): nothing has happened. Or a copy can't be started; then every
+    /// storage whose copy was not started is on the device, untouched (row G4), and the group can
+    /// still be waited for or closed.
     pub fn start_offload(&mut self, group: GroupId) -> Result<(), Error> {
-        let entry = find(&mut self.groups, group)?;
-        entry.require(Phase::Open, "start_offload")?;
-        entry.phase = Phase::Offloading;
-        let name = entry.name();
-        for record in &mut entry.records {
-            let failed = |kind: fn(String, String, u64) -> Kind, cause| {
-                Error::caused_by(kind(name.clone(), record.label.into(), record.bytes), cause)
-            };
-            let block = self.device.detach(&record.storage).map_err(|e| failed(device_kind, e))?;
-            match self.store.put(block) {
-                Ok(ticket) => sure(record.residency.start_offload(ticket)),
-                Err(Failed { error, block }) => {
-                    let back = self.device.attach(&record.storage, block);
-                    back.map_err(|e| failed(device_kind, e))?;
-                    return Err(failed(offload_kind, error));
-                }
-            }
-        }
-        Ok(())
+        self.start_offload_on(group, None)
     }
 
-    /// Waits until every storage of the group has left the device.
+    /// [`Engine::start_offload`], with the copies on a stream of the caller's choice (row M2).
     ///
     /// # Errors
-    /// The group is unknown or its offload was not started or is already waited for (row G5); or
-    /// copies failed: the first error is returned, and each storage whose copy failed is on the
-    /// device again.
-    pub fn wait_offload(&mut self, group: GroupId) -> Result<(), Error> {
+    /// As for [`Engine::start_offload`].
+    pub fn start_offload_on(
+        &mut self,
+        group: GroupId,
+        stream: Option<M::Stream>,
+    ) -> Result<(), Error> {
+        self.require(group, Phase::Open, "start_offload")?;
+        self.unchanged(group)?;
+        self.warn_of_repeats(group);
+        find(&mut self.groups, group)?.phase = Phase::Offloading;
+        self.lend(group, |mover, freight| mover.start_offload(freight, stream))?
+    }
+
+    fn unchanged(&mut self, group: GroupId) -> Result<(), Error> {
         let entry = find(&mut self.groups, group)?;
-        entry.require(Phase::Offloading, "wait_offload")?;
+        let mut changes = entry.tensors.iter().filter_map(|tensor| {
+            let change = entry.changed(&self.mover, tensor)?;
+            Some((tensor.label, change))
+        });
+        let Some((label, change)) = changes.next() else { return Ok(()) };
+        hit(Mark::Changed);
+        let name = Name { layer: entry.layer, pass: entry.pass, names: &self.layer_names };
+        Err(changed(&name, self.labels.name(label), change))
+    }
+
+    fn warn_of_repeats(&mut self, group: GroupId) {
+        let Ok(entry) = find(&mut self.groups, group) else { return };
+        let (layer, count) = (entry.layer, entry.repeats);
+        if count > 0 && self.warned.insert(layer) {
+            hit(Mark::Repeats);
+            let name = Name { layer, pass: entry.pass, names: &self.layer_names }.to_string();
+            self.observer.event(&Event::Repeats { group, name, count });
+        }
+    }
+
+    /// Lets the device memory of every storage of the group go. On a device with streams the compute
+    /// stream waits for the copies and the host goes on; on others the host waits.
+    ///
+    /// # Errors
+    /// The group is unknown or its offload was not started or is already waited for (row G5). Copies
+    /// failed, or a tensor was modified in place meanwhile (row T5): the first error is returned, and
+    /// each such storage is on the device again.
+    pub fn wait_offload(&mut self, group: GroupId) -> Result<(), Error> {
+        let entry = self.require(group, Phase::Offloading, "wait_offload")?;
         entry.phase = Phase::Away;
-        let (layer, name) = (entry.layer, entry.name());
+        let modified = self.keep_modified(group);
+        let moved = self.lend(group, |mover, freight| mover.wait_offload(freight))?;
+        moved.and(modified)
+    }
+
+    /// Keeps what was modified while its copy was under way: nobody knows which bytes the copy has.
+    fn keep_modified(&mut self, group: GroupId) -> Result<(), Error> {
+        let entry = find(&mut self.groups, group)?;
         let mut first = Ok(());
-        for record in &mut entry.records {
-            let Some(ticket) = record.residency.offload_ticket() else { continue };
-            match stored(self.store.wait(ticket)) {
-                Ok((slot, timing)) => {
-                    sure(record.residency.finish_offload(slot));
-                    let bytes = record.bytes;
-                    self.counters.moved_out_bytes += bytes;
-                    self.observer.event(&Event::Stored { group, layer, bytes, timing });
-                }
-                Err(Failed { error, block }) => {
-                    sure(record.residency.fail_offload());
-                    let back = self.device.attach(&record.storage, block);
-                    let kind = back.as_ref().map_or(device_kind as KindOf, |()| offload_kind);
-                    let cause = back.err().unwrap_or(error);
-                    let kind = kind(name.clone(), record.label.into(), record.bytes);
-                    first = first.and(Err(Error::caused_by(kind, cause)));
-                }
-            }
+        for tensor in 0..entry.tensors.len() {
+            let tensor = &entry.tensors[tensor];
+            let Some(change) = entry.changed(&self.mover, tensor) else { continue };
+            hit(Mark::ChangedInOffload);
+            let record = tensor.record;
+            let name = Name { layer: entry.layer, pass: entry.pass, names: &self.layer_names };
+            first = first.and(Err(changed(&name, self.labels.name(tensor.label), change)));
+            entry.records[record as usize].kept = true;
         }
         first
     }
@@ -289,86 +357,83 @@ impl<D: Device, S: Store<D::Block>> Engine<D, S> {
     /// Starts bringing the group back. An offload still under way is finished first (row G7).
     ///
     /// # Errors
-    /// The group is unknown, or neither away nor on its way out; its offload failed; or a load
-    /// can't be started, in which case the bytes stay in the tier and [`Engine::need`] tries again.
+    /// The group is unknown, or neither away nor on its way out; its offload failed; or a load can't
+    /// be started, in which case the bytes stay away and [`Engine::need`] tries again.
     pub fn start_load(&mut self, group: GroupId) -> Result<(), Error> {
-        if find(&mut self.groups, group)?.phase == Phase::Offloading {
-            self.wait_offload(group)?;
-        }
-        let entry = find(&mut self.groups, group)?;
-        entry.require(Phase::Away, "start_load")?;
-        entry.phase = Phase::Loading;
-        let name = entry.name();
-        for record in &mut entry.records {
-            let Some(slot) = record.residency.slot() else { continue };
-            let load = |cause| {
-                Error::caused_by(load_kind(name.clone(), record.label.into(), record.bytes), cause)
-            };
-            let block = self.device.allocate(&record.storage).map_err(load)?;
-            let ticket = self.store.get(slot, block).map_err(|failed| load(failed.error))?;
-            sure(record.residency.start_load(ticket));
-        }
-        Ok(())
+        self.start_load_on(group, None)
     }
 
-    /// Waits until every storage of the group is on the device again.
+    /// [`Engine::start_load`], with the copies on a stream of the caller's choice (row M2).
     ///
     /// # Errors
-    /// The group is unknown or its load was not started or is already waited for (row G8); or
-    /// copies failed: the first error is returned, the bytes stay in the tier and the group is
-    /// `away`, so that the load can be tried again (row T10).
-    pub fn wait_load(&mut self, group: GroupId) -> Result<(), Error> {
-        let entry = find(&mut self.groups, group)?;
-        entry.require(Phase::Loading, "wait_load")?;
-        let (layer, name) = (entry.layer, entry.name());
-        let mut first = Ok(());
-        for record in &mut entry.records {
-            let Some(ticket) = record.residency.load_ticket() else { continue };
-            let (device, bytes) = (&mut self.device, record.bytes);
-            let home = loaded(self.store.wait(ticket))
-                .and_then(|(block, timing)| device.attach(&record.storage, block).map(|()| timing));
-            match home {
-                Ok(timing) => {
-                    self.store.discard(sure(record.residency.finish_load()));
-                    self.counters.moved_in_bytes += bytes;
-                    self.observer.event(&Event::Loaded { group, layer, bytes, timing });
-                }
-                Err(error) => {
-                    sure(record.residency.fail_load());
-                    let kind = load_kind(name.clone(), record.label.into(), bytes);
-                    first = first.and(Err(Error::caused_by(kind, error)));
-                }
-            }
+    /// As for [`Engine::start_load`].
+    pub fn start_load_on(
+        &mut self,
+        group: GroupId,
+        stream: Option<M::Stream>,
+    ) -> Result<(), Error> {
+        if self.phase(group) == Some(Phase::Offloading) {
+            self.wait_offload(group)?;
         }
-        let all_home = entry.records.iter().all(|r| r.residency.is_device());
-        entry.phase = if all_home { Phase::Home } else { Phase::Away };
-        first
+        self.require(group, Phase::Away, "start_load")?.phase = Phase::Loading;
+        self.lend(group, |mover, freight| mover.start_load(freight, stream))?
+    }
+
+    /// Makes every storage of the group usable again and drops its records and identities.
+    ///
+    /// # Errors
+    /// The group is unknown or its load was not started or is already waited for (row G8); or copies
+    /// failed: the first error is returned, the bytes stay away and so does the group, so that the
+    /// load can be tried again (row T10).
+    pub fn wait_load(&mut self, group: GroupId) -> Result<(), Error> {
+        self.require(group, Phase::Loading, "wait_load")?;
+        let done = self.lend(group, |mover, freight| mover.wait_load(freight))?;
+        let entry = find(&mut self.groups, group)?;
+        if entry.is_travelling() {
+            entry.phase = Phase::Away;
+        } else {
+            entry.phase = Phase::Home;
+            entry.drop_records(&mut self.owners);
+        }
+        done
     }
 
     /// Backward asks for this group now: afterwards every storage of it is on the device. What is
-    /// away and not yet on its way back is loaded on demand and counted as a missed prefetch
-    /// (rows T3, M11). Also learns the order for the next step.
+    /// away and not yet on its way back is loaded on demand and counted as a missed prefetch (rows T3,
+    /// M11). Records that never left are dropped (row G9). Also learns the order for the next step.
     ///
     /// # Errors
-    /// The group is unknown, or a copy failed.
+    /// The group is unknown; a copy failed; or a tensor that stayed on the device was modified in
+    /// place since it was registered (row T5).
     pub fn need(&mut self, group: GroupId) -> Result<(), Error> {
         let entry = find(&mut self.groups, group)?;
         let (layer, pass) = (entry.layer, entry.pass);
         self.order.record(layer);
-        if entry.phase == Phase::Open {
-            entry.phase = Phase::Home;
-        }
-        if matches!(entry.phase, Phase::Offloading | Phase::Away) {
+        let missed =
+            matches!(entry.phase, Phase::Offloading | Phase::Away) && entry.is_travelling();
+        let phase = entry.phase;
+        if missed {
+            hit(Mark::Missed);
             self.counters.missed_prefetches += 1;
             self.observer.event(&Event::Missed { group, layer, pass });
-            self.start_load(group)?;
         }
-        if find(&mut self.groups, group)?.phase != Phase::Loading {
-            return Ok(());
+        if phase == Phase::Offloading {
+            self.wait_offload(group)?;
+        }
+        self.unchanged(group)?;
+        let entry = find(&mut self.groups, group)?;
+        if !entry.is_travelling() {
+            entry.phase = Phase::Home;
+            entry.drop_records(&mut self.owners);
+            // Nothing is in flight; the mover may still hold what failed copies left.
+            return self.lend(group, |mover, freight| mover.abandon(freight));
+        }
+        if entry.phase == Phase::Away {
+            self.start_load(group)?;
         }
         self.wait_load(group)?;
         // A prefetch that could only be started for a part of the group leaves the rest away.
-        if find(&mut self.groups, group)?.phase == Phase::Away {
+        if self.phase(group) == Some(Phase::Away) {
             self.start_load(group)?;
             self.wait_load(group)?;
         }
@@ -380,32 +445,39 @@ impl<D: Device, S: Store<D::Block>> Engine<D, S> {
     /// again by [`Engine::need`].
     pub fn prefetch(&mut self, current: GroupId) {
         for group in self.upcoming(current) {
-            let ready = self.groups.get(&group).is_some_and(|g| match g.phase {
-                Phase::Away => true,
-                Phase::Offloading => {
-                    let mut tickets = g.records.iter().filter_map(|r| r.residency.offload_ticket());
-                    tickets.all(|ticket| self.store.is_done(ticket))
+            let started = match self.phase(group) {
+                Some(Phase::Away) => self.start_load(group),
+                Some(Phase::Loading) => self.advance_load(group),
+                Some(Phase::Offloading) => {
+                    let done = self.lend(group, |mover, freight| mover.offload_is_done(freight));
+                    if done.is_ok_and(|done| done) { self.start_load(group) } else { Ok(()) }
                 }
-                _ => false,
-            });
-            if ready && let Err(error) = self.start_load(group) {
+                _ => Ok(()),
+            };
+            if let Err(error) = started {
+                hit(Mark::PrefetchFailed);
                 let error = chain(&error);
                 self.observer.event(&Event::PrefetchFailed { group, error });
             }
         }
     }
 
+    fn advance_load(&mut self, group: GroupId) -> Result<(), Error> {
+        self.lend(group, |mover, freight| mover.advance_load(freight))?
+    }
+
     /// The next groups of the same pass that are not home, nearest first, at most the depth.
     fn upcoming(&self, current: GroupId) -> Vec<GroupId> {
-        let Some(pass) = self.groups.get(&current).map(|g| g.pass) else { return Vec::new() };
+        let pass = self.groups.get(current.slot as usize).filter(|g| g.id == Some(current));
+        let Some(pass) = pass.map(|g| g.pass) else { return Vec::new() };
         let waiting = |phase| matches!(phase, Phase::Offloading | Phase::Away | Phase::Loading);
-        let open: Vec<(GroupId, LayerId)> = self
+        let mut open: Vec<(GroupId, LayerId)> = self
             .groups
             .iter()
-            .rev()
-            .filter(|(id, g)| **id != current && g.pass == pass && waiting(g.phase))
-            .map(|(id, g)| (*id, g.layer))
+            .filter(|g| g.pass == pass && waiting(g.phase))
+            .filter_map(|g| Some((g.id.filter(|&id| id != current)?, g.layer)))
             .collect();
+        open.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
         let mut chosen: Vec<GroupId> = Vec::new();
         for layer in self.order.expected() {
             let next = open.iter().find(|(id, l)| l == layer && !chosen.contains(id));
@@ -418,38 +490,23 @@ impl<D: Device, S: Store<D::Block>> Engine<D, S> {
         chosen
     }
 
-    /// Forgets a group in whatever phase: waits for its copies, gives its slots back (rows P3, M7).
+    /// Forgets a group in whatever phase: waits for its copies, gives everything back (rows P3, M7).
     /// Storages that were away stay empty; their owner drops them or has them back already. Does
     /// nothing for a group that is not open (row M2).
     pub fn close(&mut self, group: GroupId) {
-        let Some(entry) = self.groups.remove(&group) else { return };
-        for record in entry.records {
-            self.owners.remove(&record.key);
-            match record.residency.abandon() {
-                Owed::Nothing => {}
-                Owed::Slot(slot) => self.store.discard(slot),
-                Owed::Offload(ticket) => match stored(self.store.wait(ticket)) {
-                    Ok((slot, _)) => self.store.discard(slot),
-                    Err(failed) => self.abandoned(group, &failed.error),
-                },
-                Owed::Load(ticket, slot) => {
-                    if let Err(error) = loaded(self.store.wait(ticket)) {
-                        self.abandoned(group, &error);
-                    }
-                    self.store.discard(slot);
-                }
-            }
+        if self.lend(group, |mover, freight| mover.abandon(freight)).is_err() {
+            return;
         }
-    }
-
-    fn abandoned(&mut self, group: GroupId, error: &BackendError) {
-        let error = chain(error);
-        self.observer.event(&Event::AbandonedCopyFailed { group, error });
+        let entry = &mut self.groups[group.slot as usize];
+        entry.drop_records(&mut self.owners);
+        (entry.id, entry.phase) = (None, Phase::Home);
+        self.vacant.push(group.slot);
     }
 
     /// A backward is complete: the order it took predicts the next one.
     pub fn finish_backward(&mut self) {
         self.order.finish();
+        self.mover.end_of_step();
     }
 
     /// A backward was given up: the order it took says nothing.
@@ -459,7 +516,7 @@ impl<D: Device, S: Store<D::Block>> Engine<D, S> {
 
     /// Number of groups that are open now (row M9).
     pub fn active_groups(&self) -> usize {
-        self.groups.len()
+        self.groups.len() - self.vacant.len()
     }
 
     /// Totals since the engine was made.
@@ -467,77 +524,109 @@ impl<D: Device, S: Store<D::Block>> Engine<D, S> {
         self.counters
     }
 
-    /// What the store has done.
+    /// What has been moved.
     pub fn store_stats(&self) -> StoreStats {
-        self.store.stats()
+        self.mover.stats()
     }
 
-    /// The device, for what the front end does with it beside the engine.
-    pub fn device_mut(&mut self) -> &mut D {
-        &mut self.device
+    /// What moves the bytes, for what the front end does with it beside the engine.
+    pub fn mover_mut(&mut self) -> &mut M {
+        &mut self.mover
+    }
+
+    #[allow(dead_code)]
+    pub(crate) fn observer_mut(&mut self) -> &mut (dyn Observer + Send) {
+        &mut *self.observer
+    }
+
+    /// The state of a registered tensor: `device`, `d2h`, `host` or the name of the tier below it,
+    /// `h2d`. A duplicate shows the state of what it repeats (row T17).
+    ///
+    /// # Errors
+    /// The group is unknown.
+    pub fn state(&self, tensor: TensorId) -> Result<&'static str, Error> {
+        let (group, slot) = (tensor.group, tensor.group.slot as usize);
+        let entry = self.groups.get(slot).filter(|g| g.id == Some(group));
+        let entry = entry.ok_or_else(|| unknown(group))?;
+        let record = entry.tensors.get(tensor.index as usize).map(|t| t.record);
+        // Records are dropped when everything is home.
+        let Some(index) = record else { return Ok("device") };
+        let residency = &entry.records[index as usize].residency;
+        Ok(residency.place().map_or(residency.name(), |place| self.mover.tier(place)))
+    }
+
+    /// Whether the value of a tensor may be read now (row T3).
+    ///
+    /// # Errors
+    /// It is not on the device: the error names its state. Ask for it with [`Engine::need`].
+    pub fn readable(&self, tensor: TensorId) -> Result<(), Error> {
+        match self.state(tensor)? {
+            "device" => Ok(()),
+            state => Err(Error::new(Kind::NotReadable { state })),
+        }
+    }
+
+    /// One line about a tensor, for debugging: its state, whether it repeats another one, whether its
+    /// value is on the device (row T15).
+    ///
+    /// # Errors
+    /// The group is unknown.
+    pub fn describe(&self, tensor: TensorId) -> Result<String, Error> {
+        let state = self.state(tensor)?;
+        let entry = &self.groups[tensor.group.slot as usize];
+        let index = tensor.index as usize;
+        let record = entry.tensors.get(index).map(|t| t.record);
+        let earlier = entry.tensors.get(..index).unwrap_or_default();
+        let repeats = earlier.iter().any(|t| Some(t.record) == record);
+        let label = entry.tensors.get(index).map(|t| self.labels.name(t.label));
+        let (label, value) = (label.unwrap_or("a tensor"), state == "device");
+        Ok(format!("{label}: state {state}, duplicate {repeats}, device value {value}"))
     }
 }
 
-impl<D: Device, S: Store<D::Block>> Drop for Engine<D, S> {
-    /// Gives back what is still open, so that the store sees every job ended and every slot home.
+impl<D: Device, S: Store<D::Block>> Engine<Direct<D, S>> {
+    /// Frees the bytes of a storage that backward never reads. They don't come back; what is left
+    /// makes every later read an error.
+    ///
+    /// # Errors
+    /// The device can't empty the storage; it is unchanged.
+    pub fn drop_dead(
+        &mut self,
+        storage: &D::Storage,
+        bytes: u64,
+        label: &str,
+    ) -> Result<(), Error> {
+        let block = self.mover.device_mut().detach(storage).map_err(|cause| {
+            let label = label.into();
+            Error::caused_by(Kind::Drop { label, bytes }, cause)
+        })?;
+        drop(block);
+        self.counters.dropped_bytes += bytes;
+        Ok(())
+    }
+}
+
+impl<M: Mover> Drop for Engine<M> {
+    /// Gives back what is still open, so that every copy has ended and every buffer is home.
     fn drop(&mut self) {
-        while let Some((&id, _)) = self.groups.first_key_value() {
-            self.close(id);
+        for slot in 0..self.groups.len() {
+            if let Some(id) = self.groups[slot].id {
+                self.close(id);
+            }
         }
     }
 }
 
-type KindOf = fn(String, String, u64) -> Kind;
-
-fn device_kind(group: String, label: String, bytes: u64) -> Kind {
-    Kind::Device { group, label, bytes }
+fn changed(group: &Name<'_>, label: &str, change: Change) -> Error {
+    let (group, label) = (group.to_string(), label.to_string());
+    Error::changed(Kind::Changed {
+        group,
+        label,
+        what: change.what,
+        then: change.then,
+        now: change.now,
+    })
 }
 
-fn offload_kind(group: String, label: String, bytes: u64) -> Kind {
-    Kind::Offload { group, label, bytes }
-}
-
-fn load_kind(group: String, label: String, bytes: u64) -> Kind {
-    Kind::Load { group, label, bytes }
-}
-
-fn find<Storage, Slot>(
-    groups: &mut BTreeMap<GroupId, Group<Storage, Slot>>,
-    id: GroupId,
-) -> Result<&mut Group<Storage, Slot>, Error> {
-    groups.get_mut(&id).ok_or_else(|| Error::new(Kind::UnknownGroup(id.0)))
-}
-
-/// The engine looked at the state just before: a refusal here is a bug in the engine.
-fn sure<T>(transition: Result<T, WrongState>) -> T {
-    match transition {
-        Ok(value) => value,
-        Err(wrong) => unreachable!("state {} where {} was checked", wrong.found, wrong.wanted),
-    }
-}
-
-fn stored<B, Slot>(done: Outcome<B, Slot>) -> Result<(Slot, Timing), Failed<B>> {
-    match done? {
-        (Done::Stored(slot, _), timing) => Ok((slot, timing)),
-        (Done::Loaded(_), _) => unreachable!("the store answered a put with a load"),
-    }
-}
-
-fn loaded<B, Slot>(done: Outcome<B, Slot>) -> Result<(B, Timing), BackendError> {
-    match done.map_err(|failed| failed.error)? {
-        (Done::Loaded(block), timing) => Ok((block, timing)),
-        (Done::Stored(..), _) => unreachable!("the store answered a get with a put"),
-    }
-}
-
-/// An error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut line = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        line.push_str(": ");
-        line.push_str(&error.to_string());
-        cause = error.source();
-    }
-    line
-}
+// The facts of a storage are compared on the hot path: they must stay two plain numbers.
+const _: () = assert!(size_of::<Facts>() == 16);

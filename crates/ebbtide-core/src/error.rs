@@ -7,6 +7,8 @@
 use std::error::Error as StdError;
 use std::fmt;
 
+use crate::mover::Trip;
+
 /// What a device or a store reports: a message, an optional hint, and the cause.
 ///
 /// ```
@@ -22,12 +24,13 @@ pub struct BackendError {
     message: String,
     hint: Option<String>,
     source: Option<Box<dyn StdError + Send + Sync>>,
+    no_room: bool,
 }
 
 impl BackendError {
     /// An error with this message and no cause.
     pub fn new(message: impl Into<String>) -> Self {
-        Self { message: message.into(), hint: None, source: None }
+        Self { message: message.into(), hint: None, source: None, no_room: false }
     }
 
     /// Adds what the user can do about it.
@@ -42,6 +45,18 @@ impl BackendError {
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
+    }
+
+    /// Marks that a bound was reached, so that something smaller, or another tier, may still do.
+    #[must_use]
+    pub fn no_room(mut self) -> Self {
+        self.no_room = true;
+        self
+    }
+
+    /// Whether a bound was reached.
+    pub fn is_no_room(&self) -> bool {
+        self.no_room
     }
 
     /// What the user can do about it, if anything is known.
@@ -85,12 +100,50 @@ pub(crate) enum Kind {
     Phase { group: String, found: &'static str, wanted: &'static str, call: &'static str },
     /// A group that is not (or no longer) known.
     UnknownGroup(u64),
-    /// A copy out failed; the bytes are still on the device.
-    Offload { group: String, label: String, bytes: u64 },
-    /// A copy in failed; the bytes are still in the tier.
-    Load { group: String, label: String, bytes: u64 },
-    /// The device refused to give up or to take back a storage.
-    Device { group: String, label: String, bytes: u64 },
+    /// A storage's journey failed.
+    Trip {
+        trip: Trip,
+        group: String,
+        label: String,
+        bytes: u64,
+        /// Element type, copy mode and pool, where they can differ.
+        how: String,
+    },
+    /// The copy of a bucket of packed storages failed; all of them are on the device.
+    Bucket {
+        group: String,
+        bucket: usize,
+        element: &'static str,
+        elements: u64,
+        bytes: u64,
+        pool: bool,
+    },
+    /// A call that concerns a whole group failed.
+    Whole { trip: Trip, group: String, what: &'static str },
+    /// The device refused to drop a storage.
+    Drop { label: String, bytes: u64 },
+    /// A tensor is not what it was when it was registered.
+    Changed { group: String, label: String, what: &'static str, then: u64, now: u64 },
+    /// The value of a tensor is not on the device.
+    NotReadable { state: &'static str },
+    /// A pool of host memory has no room.
+    NoRoom { requested: u64, pooled: u64, maximum: u64 },
+    /// A parcel can't be moved from host memory to the tier below.
+    Spill { bytes: u64 },
+    /// A parcel can't be brought up to host memory.
+    Fetch { bytes: u64 },
+    /// A pool that was never made.
+    UnknownPool(u32),
+    /// Host memory can't be allocated.
+    Pin { bytes: u64 },
+    /// The end of a copy can't be waited for.
+    Settle { bytes: u64 },
+    /// A buffer that is not this pool's.
+    Foreign,
+    /// A name that no group has.
+    UnknownName(String),
+    /// A layer has another neighbour than was declared before.
+    Chain { layer: String, side: &'static str, declared: String, wanted: String },
 }
 
 impl Error {
@@ -101,6 +154,23 @@ impl Error {
     pub(crate) fn caused_by(kind: Kind, mut source: BackendError) -> Self {
         let hint = source.hint.take();
         Self(Box::new(Inner { kind, hint, source: Some(source) }))
+    }
+
+    pub(crate) fn with_hint(mut self, hint: &str) -> Self {
+        self.0.hint = Some(hint.into());
+        self
+    }
+
+    /// Adds a hint unless the cause brought one.
+    pub(crate) fn or_hint(mut self, hint: &str) -> Self {
+        self.0.hint.get_or_insert_with(|| hint.into());
+        self
+    }
+
+    pub(crate) fn changed(kind: Kind) -> Self {
+        let hint = "don't change a tensor in place, or resize it, between forward and backward; \
+                    keep a copy or leave the layer unswapped";
+        Self(Box::new(Inner { kind, hint: Some(hint.into()), source: None }))
     }
 
     pub(crate) fn setting(message: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -120,13 +190,39 @@ impl Error {
 
     /// The calls came in an order that the group's phase does not allow; nothing changed.
     pub fn is_phase(&self) -> bool {
-        matches!(self.0.kind, Kind::Phase { .. } | Kind::UnknownGroup(_))
+        let kind = &self.0.kind;
+        matches!(kind, Kind::Phase { .. } | Kind::UnknownGroup(_) | Kind::UnknownName(_))
+    }
+
+    /// A tensor was resized or modified in place after it was saved.
+    pub fn is_changed(&self) -> bool {
+        matches!(self.0.kind, Kind::Changed { .. })
+    }
+
+    /// A bound was reached: host memory, or the tiers below it.
+    pub fn is_no_room(&self) -> bool {
+        matches!(self.0.kind, Kind::NoRoom { .. })
+            || self.0.source.as_ref().is_some_and(BackendError::is_no_room)
     }
 
     /// A copy failed. After a failed offload the bytes are on the device; after a failed load they
     /// are still in the tier and the load can be tried again.
     pub fn is_copy(&self) -> bool {
-        matches!(self.0.kind, Kind::Offload { .. } | Kind::Load { .. })
+        match self.0.kind {
+            Kind::Trip { trip, .. } | Kind::Whole { trip, .. } => trip != Trip::Device,
+            Kind::Bucket { .. } => true,
+            _ => false,
+        }
+    }
+}
+
+/// For an error that is the cause of another one.
+impl From<Error> for BackendError {
+    fn from(error: Error) -> Self {
+        let (no_room, message) = (error.is_no_room(), error.to_string());
+        let Inner { hint, source, .. } = *error.0;
+        let source = source.map(|cause| Box::new(cause) as Box<dyn StdError + Send + Sync>);
+        Self { message, hint, source, no_room }
     }
 }
 
@@ -138,15 +234,51 @@ impl fmt::Display for Error {
                 write!(f, "{call} of group {group}: its phase is `{found}`, needs `{wanted}`")
             }
             Kind::UnknownGroup(id) => write!(f, "no group {id} is open"),
-            Kind::Offload { group, label, bytes } => {
-                write!(f, "offload of {label} ({bytes} bytes, group {group}) failed")
-            }
-            Kind::Load { group, label, bytes } => {
-                write!(f, "load of {label} ({bytes} bytes, group {group}) failed")
-            }
-            Kind::Device { group, label, bytes } => {
+            Kind::Trip { trip: Trip::Device, group, label, bytes, .. } => {
                 write!(f, "the device refused to move {label} ({bytes} bytes, group {group})")
             }
+            Kind::Trip { trip, group, label, bytes, how } => {
+                write!(f, "{} of {label} ({bytes} bytes, {how}group {group}) failed", trip.name())
+            }
+            Kind::Bucket { group, bucket, element, elements, bytes, pool } => {
+                let to = if *pool { "explicit pool" } else { "default pool" };
+                write!(
+                    f,
+                    "offload of bucket {bucket} ({elements} elements of {element}, {bytes} bytes, \
+                     {to}, group {group}) failed"
+                )
+            }
+            Kind::Whole { trip, group, what } => {
+                write!(f, "{} of group {group} failed: {what}", trip.name())
+            }
+            Kind::Drop { label, bytes } => {
+                write!(f, "the device refused to drop {label} ({bytes} bytes)")
+            }
+            Kind::Changed { group, label, what, then, now } => write!(
+                f,
+                "{label} (group {group}) changed after it was saved: {what} was {then}, is {now}"
+            ),
+            Kind::NotReadable { state } => {
+                write!(f, "the value is not on the device: its state is `{state}`")
+            }
+            Kind::NoRoom { requested, pooled, maximum } => write!(
+                f,
+                "host memory would exceed its bound: {requested} bytes requested, {pooled} of \
+                 {maximum} bytes pooled"
+            ),
+            Kind::Spill { bytes } => write!(f, "can't move {bytes} bytes below host memory"),
+            Kind::Fetch { bytes } => write!(f, "can't bring {bytes} bytes up to host memory"),
+            Kind::UnknownPool(pool) => write!(f, "no pool has the number {pool}"),
+            Kind::Pin { bytes } => write!(f, "can't allocate a host buffer of {bytes} bytes"),
+            Kind::Settle { bytes } => {
+                write!(f, "can't wait for the last copy of a host buffer of {bytes} bytes")
+            }
+            Kind::Foreign => f.write_str("the buffer belongs to another pool"),
+            Kind::UnknownName(name) => write!(f, "no group is named `{name}`"),
+            Kind::Chain { layer, side, declared, wanted } => write!(
+                f,
+                "layer `{layer}` has the {side} `{declared}`, `{wanted}` can't be its {side} as well"
+            ),
         }
     }
 }
@@ -169,3 +301,15 @@ impl StdError for Error {
 
 // One pointer, so that `Result<(), Error>` stays in a register on the hot path.
 const _: () = assert!(size_of::<Error>() == size_of::<usize>());
+
+/// An error and its causes on one line.
+pub(crate) fn chain(error: &dyn StdError) -> String {
+    let mut line = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        line.push_str(": ");
+        line.push_str(&error.to_string());
+        cause = error.source();
+    }
+    line
+}

@@ -33,18 +33,22 @@
 //!
 //! ```
 //! use ebbtide_core::model::{ModelDevice, ModelStore};
-//! use ebbtide_core::{Config, Engine, LayerId, Pass, Registered};
+//! use ebbtide_core::{Config, Direct, Engine, LayerId, Pass, Registered, Saved};
 //!
 //! let device = ModelDevice::default();
 //! let storage = device.storage(vec![7; 4096]);
-//! let mut engine = Engine::new(Config::default(), device, ModelStore::default());
+//! let mover = Direct::new(device, ModelStore::default());
+//! let mut engine = Engine::new(Config::default(), mover);
 //!
 //! let group = engine.open(LayerId(0), Pass(1));
-//! let registered = engine.register(group, storage.clone(), 4096, "h.0 activation")?;
+//! let label = engine.label("h.0 activation");
+//! let saved = Saved::whole(storage.clone(), 4096).label(label);
+//! let (tensor, registered) = engine.register(group, saved)?;
 //! assert_eq!(registered, Registered::New);
 //! engine.start_offload(group)?;
 //! engine.wait_offload(group)?;
 //! assert!(storage.is_away());
+//! assert_eq!(engine.state(tensor)?, "host");
 //!
 //! engine.start_load(group)?;
 //! engine.wait_load(group)?;
@@ -56,22 +60,51 @@
 #![warn(missing_docs)]
 
 pub mod accel;
+mod arrival;
 pub mod backend;
+pub mod class;
+mod departure;
+pub mod direct;
 pub mod engine;
 pub mod error;
+mod group;
+mod hash;
+mod label;
+pub mod mark;
 pub mod model;
+pub mod mover;
 pub mod observe;
 pub mod order;
+mod owners;
+mod pack;
+mod parcel;
 pub mod policy;
+pub mod pool;
+mod ranges;
 pub mod size;
+pub mod staged;
 pub mod state;
+mod tiers;
 
 pub use accel::{Accelerator, Direction, End};
 pub use backend::{Bytes, Device, Done, Facts, Failed, Outcome, Store, StoreStats, Ticket, Timing};
-pub use engine::{Config, Counters, Engine, GroupId, Registered};
+pub use direct::Direct;
+pub use engine::{Config, Counters, Engine};
 pub use error::{BackendError, Error};
+pub use group::{GroupId, Registered, TensorId};
+pub use label::{Label, Labels};
+pub use mover::{Element, Mover, Saved};
 pub use observe::{Event, Observer};
+pub use parcel::Piece;
 pub use policy::{Policies, Policy};
+pub use pool::{Buffer, HostPool, PoolStats};
+pub use ranges::{Ranges, view_bytes};
+pub use staged::{Cargo, Staged, StagedConfig};
+pub use tiers::NoDisk;
+
+/// Names a pool of host memory within one engine. The default pool has the number 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PoolId(pub u32);
 
 /// Number of a layer in the order in which the front end declares layers, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

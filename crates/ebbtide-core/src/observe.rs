@@ -18,8 +18,8 @@ pub enum Event {
         layer: LayerId,
         /// Size of the storage.
         bytes: u64,
-        /// When the copy ran.
-        timing: Timing,
+        /// When the copy ran, where a host thread ran it.
+        timing: Option<Timing>,
     },
     /// A storage is back on the device.
     Loaded {
@@ -29,8 +29,8 @@ pub enum Event {
         layer: LayerId,
         /// Size of the storage.
         bytes: u64,
-        /// When the copy ran.
-        timing: Timing,
+        /// When the copy ran, where a host thread ran it.
+        timing: Option<Timing>,
     },
     /// A group was asked for before its load had been started. It costs time, never a value.
     Missed {
@@ -40,6 +40,15 @@ pub enum Event {
         layer: LayerId,
         /// Pass of the group.
         pass: Pass,
+    },
+    /// Tensors of a group were registered more than once. Told once for each layer.
+    Repeats {
+        /// The group.
+        group: GroupId,
+        /// Its name.
+        name: String,
+        /// How many registrations repeated an earlier one exactly.
+        count: u64,
     },
     /// A prefetch could not be started. The group is loaded on demand later, and if that fails too
     /// the step's error says so.

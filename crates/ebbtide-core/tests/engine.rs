@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use ebbtide_core::model::{ModelDevice, ModelStorage, ModelStore};
 use ebbtide_core::{
-    BackendError, Config, Device, Engine, Error, Event, Failed, GroupId, LayerId, Outcome, Pass,
-    Registered, Store, StoreStats, Ticket,
+    BackendError, Config, Device, Direct, Engine, Error, Event, Failed, GroupId, LayerId, Mover,
+    Outcome, Pass, Registered, Saved, Store, StoreStats, Ticket,
 };
 
 /// A store that the test can look into while an engine owns it.
@@ -39,8 +39,19 @@ impl Store<Vec<u8>> for Shared {
     }
 }
 
+fn register<M: Mover>(
+    engine: &mut Engine<M>,
+    group: GroupId,
+    storage: M::Storage,
+    bytes: u64,
+    name: &str,
+) -> Result<Registered, Error> {
+    let saved = Saved::whole(storage, bytes).label(engine.label(name));
+    engine.register(group, saved).map(|(_, registered)| registered)
+}
+
 struct Rig {
-    engine: Engine<ModelDevice, Shared>,
+    engine: Engine<Direct<ModelDevice, Shared>>,
     store: Shared,
     pass: u64,
 }
@@ -54,7 +65,8 @@ struct Layer {
 impl Rig {
     fn new(prefetch: usize) -> Self {
         let store = Shared::default();
-        let engine = Engine::new(Config { prefetch }, ModelDevice::default(), store.clone());
+        let engine =
+            Engine::new(Config { prefetch }, Direct::new(ModelDevice::default(), store.clone()));
         Self { engine, store, pass: 1 }
     }
 
@@ -64,9 +76,9 @@ impl Rig {
         for (i, &size) in sizes.iter().enumerate() {
             let bytes: Vec<u8> =
                 (0..size).map(|b| ((b * 31 + i * 7 + layer as usize) % 251) as u8).collect();
-            let storage = self.engine.device_mut().storage(bytes.clone());
+            let storage = self.engine.mover_mut().device_mut().storage(bytes.clone());
             let registered =
-                self.engine.register(group, storage.clone(), size as u64, "t").unwrap();
+                register(&mut self.engine, group, storage.clone(), size as u64, "t").unwrap();
             assert_eq!(registered, Registered::New);
             storages.push((storage, bytes));
         }
@@ -191,7 +203,7 @@ fn t10_a_failed_load_can_be_tried_again() {
     rig.store.0.borrow_mut().calls_left = Some(2); // Two gets, then the first wait fails.
     assert!(rig.engine.need(layer.group).unwrap_err().is_copy());
     assert!(layer.storages[0].0.is_away());
-    rig.engine.device_mut().allocations_left = Some(0);
+    rig.engine.mover_mut().device_mut().allocations_left = Some(0);
     assert!(rig.engine.need(layer.group).unwrap_err().is_copy());
     rig.engine.need(layer.group).unwrap();
     layer.assert_home();
@@ -231,8 +243,8 @@ fn g5_g8_g10_m2_calls_out_of_order() {
     assert_eq!(text(engine.start_load(group)), wrong("start_load", "open", "away"));
     engine.start_offload(group).unwrap();
     assert_eq!(text(engine.start_offload(group)), wrong("start_offload", "offloading", "open"));
-    let late = engine.device_mut().storage(vec![1]);
-    assert!(engine.register(group, late, 1, "late").unwrap_err().is_phase());
+    let late = engine.mover_mut().device_mut().storage(vec![1]);
+    assert!(register(engine, group, late, 1, "late").unwrap_err().is_phase());
     engine.wait_offload(group).unwrap();
     assert_eq!(text(engine.wait_offload(group)), wrong("wait_offload", "away", "offloading"));
     assert_eq!(text(engine.wait_load(group)), wrong("wait_load", "away", "loading"));
@@ -246,26 +258,52 @@ fn g5_g8_g10_m2_calls_out_of_order() {
     assert_eq!(text(rig.engine.need(group)), "no group 0 is open");
 }
 
-/// T13, G6: a storage moves once, with the group that had it first.
+/// T13, G6: repeats in one group move once; what a second group has stays on the device for both,
+/// also for a third one that comes when the first is done.
 #[test]
-fn t13_g6_a_storage_moves_once() {
+fn t13_g6_a_storage_moves_once_or_stays_for_all() {
     let mut rig = Rig::new(1);
     let layer = rig.layer(0, &[10]);
     let view = layer.storages[0].0.clone();
-    let again = rig.engine.register(layer.group, view.clone(), 10, "view").unwrap();
+    let again = register(&mut rig.engine, layer.group, view.clone(), 10, "view").unwrap();
     assert_eq!(again, Registered::Duplicate);
     let other = rig.layer(1, &[20]);
-    let elsewhere = rig.engine.register(other.group, view, 10, "view").unwrap();
-    assert_eq!(elsewhere, Registered::OwnedBy(layer.group));
+    let elsewhere = register(&mut rig.engine, other.group, view.clone(), 10, "view").unwrap();
+    assert_eq!(elsewhere, Registered::Shared(layer.group));
     for group in [layer.group, other.group] {
         rig.engine.start_offload(group).unwrap();
         rig.engine.wait_offload(group).unwrap();
     }
-    assert_eq!(rig.engine.counters().moved_out_bytes, 30);
-    rig.engine.need(other.group).unwrap();
-    rig.engine.close(other.group);
-    rig.engine.need(layer.group).unwrap();
+    assert_eq!(rig.engine.counters().moved_out_bytes, 20);
     layer.assert_home();
+    rig.engine.close(layer.group);
+    let third = rig.layer(2, &[]);
+    let registered = register(&mut rig.engine, third.group, view, 10, "view").unwrap();
+    assert_eq!(registered, Registered::Shared(other.group));
+    rig.engine.start_offload(third.group).unwrap();
+    layer.assert_home();
+}
+
+/// T14: protecting calls an offload off, and brings back what is away.
+#[test]
+fn t14_protection_calls_off_and_brings_back() {
+    for wait in [false, true] {
+        let mut rig = Rig::new(1);
+        let layer = rig.layer(0, &[10, 20]);
+        rig.engine.start_offload(layer.group).unwrap();
+        if wait {
+            rig.engine.wait_offload(layer.group).unwrap();
+        }
+        assert!(rig.engine.protect(&layer.storages[0].0).unwrap());
+        assert_eq!(*layer.storages[0].0.bytes(), layer.storages[0].1);
+        assert!(layer.storages[1].0.is_away());
+        rig.engine.need(layer.group).unwrap();
+        layer.assert_home();
+        rig.engine.close(layer.group);
+        rig.assert_nothing_left();
+        let stranger = rig.engine.mover_mut().device_mut().storage(vec![1]);
+        assert!(!rig.engine.protect(&stranger).unwrap());
+    }
 }
 
 /// G1: an identity is valid only while the group holds the storage.
@@ -276,7 +314,7 @@ fn g1_identities_end_with_the_group() {
     let storage = layer.storages[0].0.clone();
     rig.engine.close(layer.group);
     let next = rig.engine.open(LayerId(0), Pass(2));
-    assert_eq!(rig.engine.register(next, storage, 10, "t").unwrap(), Registered::New);
+    assert_eq!(register(&mut rig.engine, next, storage, 10, "t").unwrap(), Registered::New);
 }
 
 /// M11: what the first backward did is prefetched in the second, though it is no chain.
@@ -339,7 +377,7 @@ fn m10_prefetch_stays_within_the_pass() {
 #[test]
 fn dead_bytes_are_dropped_and_counted() {
     let mut rig = Rig::new(1);
-    let storage = rig.engine.device_mut().storage(vec![1; 100]);
+    let storage = rig.engine.mover_mut().device_mut().storage(vec![1; 100]);
     rig.engine.drop_dead(&storage, 100, "dead").unwrap();
     assert!(storage.is_away());
     assert_eq!(rig.engine.counters().dropped_bytes, 100);
@@ -391,9 +429,9 @@ impl Device for Stubborn {
 fn a_device_that_refuses_is_an_error_with_its_hint() {
     let device = Stubborn(ModelDevice::default());
     let storage = device.0.storage(vec![1, 2, 3]);
-    let mut engine = Engine::new(Config::default(), device, ModelStore::default());
+    let mut engine = Engine::new(Config::default(), Direct::new(device, ModelStore::default()));
     let group = engine.open(LayerId(0), Pass(1));
-    let _ = engine.register(group, storage.clone(), 3, "t").unwrap();
+    let _ = register(&mut engine, group, storage.clone(), 3, "t").unwrap();
     let error = engine.start_offload(group).unwrap_err();
     let wanted = "the device refused to move t (3 bytes, group layer 0 pass 1)";
     assert_eq!(error.to_string(), wanted);
@@ -450,9 +488,9 @@ mod random {
                         let count = layers.len().max(1);
                         let Some(layer) = layers.get_mut(i % count) else { continue };
                         let bytes = vec![size.to_le_bytes()[0]; usize::from(size)];
-                        let storage = rig.engine.device_mut().storage(bytes.clone());
+                        let storage = rig.engine.mover_mut().device_mut().storage(bytes.clone());
                         let result =
-                            rig.engine.register(layer.group, storage.clone(), size.into(), "t");
+                            register(&mut rig.engine, layer.group, storage.clone(), size.into(), "t");
                         if result.is_ok() {
                             layer.storages.push((storage, bytes));
                         }

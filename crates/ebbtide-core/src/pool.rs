@@ -1,0 +1,331 @@
+//! Which host buffer a copy uses, when it may be used again, and how much there is of it.
+//!
+//! # Access contract of a buffer
+//!
+//! | where | who may touch the bytes | leaves by |
+//! | --- | --- | --- |
+//! | free | nobody | `acquire`, `shrink` |
+//! | handed out | copies that the owner queues | `release` |
+//! | pending | copies queued before the event that it was released with | the event, seen complete |
+//!
+//! A buffer is handed out again only when the pool has *seen* the event of its last reader and writer
+//! complete: order between streams is never assumed (row G8). A [`Buffer`] can't be copied, so it can't
+//! be released twice.
+
+use std::collections::VecDeque;
+
+use crate::PoolId;
+use crate::accel::Accelerator;
+use crate::class;
+use crate::error::{Error, Kind};
+use crate::mark::{Mark, hit};
+
+/// A host buffer handed out by a [`HostPool`].
+pub struct Buffer<A: Accelerator> {
+    memory: A::Host,
+    bytes: u64,
+    pool: PoolId,
+}
+
+impl<A: Accelerator> Buffer<A> {
+    /// The memory.
+    pub fn memory(&self) -> &A::Host {
+        &self.memory
+    }
+
+    /// Size of the memory in bytes: at least what was asked for.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The pool that it belongs to.
+    pub fn pool(&self) -> PoolId {
+        self.pool
+    }
+
+    /// Lends the memory to someone who needs to own it for a while. What is left is a place to put it
+    /// back into.
+    pub(crate) fn lend(self) -> (A::Host, Place) {
+        (self.memory, Place { bytes: self.bytes, pool: self.pool })
+    }
+}
+
+/// What remains of a buffer while its memory is lent.
+#[derive(Debug)]
+pub(crate) struct Place {
+    bytes: u64,
+    pool: PoolId,
+}
+
+impl Place {
+    pub(crate) fn back<A: Accelerator>(self, memory: A::Host) -> Buffer<A> {
+        Buffer { memory, bytes: self.bytes, pool: self.pool }
+    }
+}
+
+/// Bytes of a [`HostPool`] (row P3).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// All that it has allocated: the sum of the three below.
+    pub allocated: u64,
+    /// Handed out.
+    pub in_use: u64,
+    /// Released, waiting for an event.
+    pub pending: u64,
+    /// Ready to be handed out.
+    pub free: u64,
+    /// The most that was ever allocated.
+    pub high_water: u64,
+}
+
+/// Free buffers of one class.
+struct Shelf<A: Accelerator> {
+    buffers: Vec<A::Host>,
+    /// The fewest that have been here since the last end of a step.
+    fewest: usize,
+    /// Steps in a row that left at least one untouched.
+    idle_steps: u32,
+}
+
+/// A bounded pool of host buffers in size classes (rows P1 to P3).
+///
+/// The pool decides; the [`Accelerator`] allocates. It is not locked: whoever shares it between
+/// threads puts it behind a lock, as the front ends do.
+pub struct HostPool<A: Accelerator> {
+    id: PoolId,
+    maximum: u64,
+    /// By class.
+    shelves: Vec<Shelf<A>>,
+    pending: VecDeque<(Buffer<A>, A::Event)>,
+    /// Buffers whose last copy can't be proven to have ended. They are never used again.
+    lost: Vec<A::Host>,
+    stats: PoolStats,
+}
+
+/// After so many steps without use a free buffer is given back (case C14).
+pub const IDLE_STEPS: u32 = 8;
+
+impl<A: Accelerator> HostPool<A> {
+    /// An empty pool that never allocates more than `maximum` bytes.
+    pub fn new(id: PoolId, maximum: u64) -> Self {
+        let (pending, lost) = (VecDeque::new(), Vec::new());
+        Self { id, maximum, shelves: Vec::new(), pending, lost, stats: PoolStats::default() }
+    }
+
+    /// The bound in bytes.
+    pub fn maximum(&self) -> u64 {
+        self.maximum
+    }
+
+    /// What it holds now.
+    pub fn stats(&self) -> PoolStats {
+        self.stats
+    }
+
+    /// A buffer of at least `bytes` bytes: a free one of the same class, else a new one, else the
+    /// smallest sufficient free one, else room made by giving free ones up, else the earliest pending
+    /// one that can serve.
+    ///
+    /// # Errors
+    /// No room, even with everything that was released: [`Error::is_no_room`] is true. Or memory can't
+    /// be allocated; its reservation is given back.
+    pub fn acquire(&mut self, device: &mut A, bytes: u64) -> Result<Buffer<A>, Error> {
+        self.reclaim(device);
+        let class = class::of(bytes);
+        loop {
+            if let Some(memory) = self.take(class) {
+                hit(Mark::PoolSameClass);
+                return Ok(self.handed_out(memory, class));
+            }
+            let wanted = class::bytes(class);
+            if self.room() >= wanted {
+                return self.allocate(device, class);
+            }
+            let sufficient = (class + 1..self.shelves.len()).find_map(|c| Some((self.take(c)?, c)));
+            if let Some((memory, class)) = sufficient {
+                hit(Mark::PoolLarger);
+                return Ok(self.handed_out(memory, class));
+            }
+            if self.room() + self.stats.free >= wanted {
+                hit(Mark::PoolMadeRoom);
+                self.shrink_to(self.maximum - wanted);
+            } else if self.settle_earliest(device)? {
+                hit(Mark::PoolWaited);
+            } else {
+                hit(Mark::PoolNoRoom);
+                return Err(self.no_room(bytes));
+            }
+        }
+    }
+
+    fn room(&self) -> u64 {
+        self.maximum.saturating_sub(self.stats.allocated)
+    }
+
+    fn no_room(&self, requested: u64) -> Error {
+        let (pooled, maximum) = (self.stats.allocated, self.maximum);
+        let hint = "raise the bound of host memory, add a file tier, or swap fewer layers";
+        Error::new(Kind::NoRoom { requested, pooled, maximum }).with_hint(hint)
+    }
+
+    fn take(&mut self, class: usize) -> Option<A::Host> {
+        let shelf = self.shelves.get_mut(class)?;
+        let memory = shelf.buffers.pop()?;
+        shelf.fewest = shelf.fewest.min(shelf.buffers.len());
+        self.stats.free -= class::bytes(class);
+        Some(memory)
+    }
+
+    fn handed_out(&mut self, memory: A::Host, class: usize) -> Buffer<A> {
+        let bytes = class::bytes(class);
+        self.stats.in_use += bytes;
+        Buffer { memory, bytes, pool: self.id }
+    }
+
+    fn allocate(&mut self, device: &mut A, class: usize) -> Result<Buffer<A>, Error> {
+        let bytes = class::bytes(class);
+        let memory = device.pin(bytes).map_err(|cause| {
+            hit(Mark::PinFailed);
+            let hint = "lower the bound of host memory";
+            Error::caused_by(Kind::Pin { bytes }, cause).or_hint(hint)
+        })?;
+        hit(Mark::PoolNew);
+        self.stats.allocated += bytes;
+        self.stats.high_water = self.stats.high_water.max(self.stats.allocated);
+        Ok(self.handed_out(memory, class))
+    }
+
+    /// Gives a buffer back. With an event it can be used again once the event has completed; without,
+    /// at once: the host knows that no copy uses it.
+    ///
+    /// # Errors
+    /// It is another pool's; it comes back.
+    pub fn release(
+        &mut self,
+        buffer: Buffer<A>,
+        event: Option<A::Event>,
+    ) -> Result<(), (Buffer<A>, Error)> {
+        if buffer.pool != self.id {
+            return Err((buffer, Error::new(Kind::Foreign)));
+        }
+        self.stats.in_use -= buffer.bytes;
+        match event {
+            Some(event) => {
+                self.stats.pending += buffer.bytes;
+                self.pending.push_back((buffer, event));
+            }
+            None => self.shelve(buffer),
+        }
+        Ok(())
+    }
+
+    fn shelve(&mut self, buffer: Buffer<A>) {
+        let class = class::of(buffer.bytes);
+        while self.shelves.len() <= class {
+            self.shelves.push(Shelf { buffers: Vec::new(), fewest: 0, idle_steps: 0 });
+        }
+        self.stats.free += buffer.bytes;
+        self.shelves[class].buffers.push(buffer.memory);
+    }
+
+    /// Takes a buffer out of use for good, because nobody can tell whether its last copy has ended.
+    pub(crate) fn lose(&mut self, buffer: Buffer<A>) {
+        self.stats.in_use -= buffer.bytes;
+        self.stats.allocated -= buffer.bytes;
+        self.lost.push(buffer.memory);
+    }
+
+    /// Someone who had borrowed a buffer's memory has freed it.
+    pub(crate) fn freed(&mut self, place: Place) {
+        let Place { bytes, pool } = place;
+        debug_assert_eq!(pool, self.id, "a buffer carries the number of its pool");
+        self.stats.in_use -= bytes;
+        self.stats.allocated -= bytes;
+    }
+
+    /// Moves pending buffers whose events have completed to the free ones.
+    pub fn reclaim(&mut self, device: &mut A) {
+        for _ in 0..self.pending.len() {
+            let Some((buffer, event)) = self.pending.pop_front() else { return };
+            if device.is_done(&event) {
+                self.stats.pending -= buffer.bytes;
+                self.shelve(buffer);
+            } else {
+                self.pending.push_back((buffer, event));
+            }
+        }
+    }
+
+    /// Waits for the buffer that was released first. `false` if there is none.
+    fn settle_earliest(&mut self, device: &mut A) -> Result<bool, Error> {
+        let Some((buffer, event)) = self.pending.pop_front() else { return Ok(false) };
+        if let Err(cause) = device.sync(&event) {
+            let bytes = buffer.bytes;
+            self.pending.push_front((buffer, event));
+            return Err(Error::caused_by(Kind::Settle { bytes }, cause));
+        }
+        self.stats.pending -= buffer.bytes;
+        self.shelve(buffer);
+        Ok(true)
+    }
+
+    /// Frees free buffers, the largest first, until at most `bytes` bytes are allocated or none is
+    /// left. Returns the bytes given back.
+    pub fn shrink_to(&mut self, bytes: u64) -> u64 {
+        let before = self.stats.allocated;
+        for class in (0..self.shelves.len()).rev() {
+            while self.stats.allocated > bytes {
+                let Some(memory) = self.take(class) else { break };
+                self.stats.allocated -= class::bytes(class);
+                drop(memory);
+            }
+        }
+        before - self.stats.allocated
+    }
+
+    /// A step is over. A free buffer that [`IDLE_STEPS`] steps in a row had no use for is given back.
+    pub fn end_of_step(&mut self, device: &mut A) {
+        self.reclaim(device);
+        for class in 0..self.shelves.len() {
+            let shelf = &mut self.shelves[class];
+            let idle = shelf.fewest;
+            shelf.idle_steps = if idle == 0 { 0 } else { shelf.idle_steps + 1 };
+            let over = if shelf.idle_steps >= IDLE_STEPS { idle } else { 0 };
+            for _ in 0..over {
+                hit(Mark::PoolIdle);
+                drop(self.take(class));
+                self.stats.allocated -= class::bytes(class);
+            }
+            let shelf = &mut self.shelves[class];
+            shelf.fewest = shelf.buffers.len();
+        }
+    }
+
+    /// Waits for everything pending, so that the pool can be dropped.
+    ///
+    /// # Errors
+    /// The device is lost; what is still pending stays so.
+    pub fn settle(&mut self, device: &mut A) -> Result<(), Error> {
+        while self.settle_earliest(device)? {}
+        Ok(())
+    }
+}
+
+impl<A: Accelerator> std::fmt::Debug for HostPool<A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HostPool")
+            .field("id", &self.id)
+            .field("maximum", &self.maximum)
+            .field("stats", &self.stats)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<A: Accelerator> std::fmt::Debug for Buffer<A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Buffer")
+            .field("bytes", &self.bytes)
+            .field("pool", &self.pool)
+            .finish_non_exhaustive()
+    }
+}

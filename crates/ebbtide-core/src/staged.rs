@@ -1,0 +1,379 @@
+//! Moving storages of a device with streams and events: through pinned host buffers, on copy streams,
+//! and further down when host memory is full.
+//!
+//! # Order of work
+//!
+//! ```text
+//!  offload   compute  ──kernels──[gather]──●────────────────────────────◆ free
+//!                                          │ produced                   │
+//!            out                           ◆──D2H──D2H──●───────────────┘
+//!                                                       offloaded
+//!  load      compute  ──restore──●──────────────────────◆ use
+//!                                │ allocated            │
+//!            in                  ◆──H2D──[scatter]──●───┘
+//!                                                   loaded
+//! ```
+//!
+//! `●` records an event, `◆` waits for it. A host buffer goes back to its pool with the event behind
+//! its last copy; staging memory is dropped when the compute stream waits for the copies that use it.
+//!
+//! * The offload is in `departure.rs`, the load in `arrival.rs`; what is common to both is here.
+//! * When a call fails in the middle, what is queued already is fenced off before anything is given
+//!   back: by an event, else by waiting for the stream, else the memory is never used again.
+
+use std::mem;
+
+use crate::PoolId;
+use crate::accel::{Accelerator, Direction};
+use crate::backend::{Facts, Store, StoreStats};
+use crate::error::{BackendError, Error, Kind};
+use crate::mark::{Mark, hit};
+use crate::mover::{Freight, Mover, Trip};
+use crate::pack::Plan;
+use crate::parcel::Piece;
+use crate::pool::{HostPool, PoolStats};
+use crate::state::sure;
+use crate::tiers::Tiers;
+
+/// Bounds of a [`Staged`] mover.
+#[derive(Clone, Debug)]
+pub struct StagedConfig {
+    /// Bytes of host memory that the default pool may hold. Take the container's limit into account
+    /// (case C15).
+    pub host_bytes: u64,
+    /// Bytes of a bucket of packed storages, at most. Default: 32 MiB.
+    pub bucket_bytes: u64,
+}
+
+impl StagedConfig {
+    /// The defaults with this bound of host memory.
+    pub fn new(host_bytes: u64) -> Self {
+        Self { host_bytes, bucket_bytes: 32 << 20 }
+    }
+}
+
+/// A [`Mover`] from an [`Accelerator`] into host memory and a [`Store`] below it.
+pub struct Staged<A: Accelerator, S: Store<A::Host>> {
+    pub(crate) device: A,
+    pub(crate) tiers: Tiers<A, S>,
+    pub(crate) plan: Plan,
+    bucket_bytes: u64,
+    streams: [Option<A::Stream>; 2],
+    /// Staging memory whose copies can't be proven to have ended. It is never used again.
+    lost: Vec<A::Block>,
+}
+
+/// What one group has on the way.
+pub struct Cargo<A: Accelerator> {
+    pub(crate) parcels: Vec<u32>,
+    /// Staging memory on the device, by parcel.
+    pub(crate) staging: Vec<(u32, A::Block)>,
+    /// Behind the copies that are queued: those of the offload, then those of the load.
+    pub(crate) event: Option<A::Event>,
+    /// The stream that was asked for.
+    pub(crate) stream: Option<A::Stream>,
+}
+
+impl<A: Accelerator> std::fmt::Debug for Cargo<A> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cargo").field("parcels", &self.parcels).finish_non_exhaustive()
+    }
+}
+
+impl<A: Accelerator> Default for Cargo<A> {
+    fn default() -> Self {
+        Self { parcels: Vec::new(), staging: Vec::new(), event: None, stream: None }
+    }
+}
+
+/// What stands behind the work on a stream.
+pub(crate) enum Fence<E> {
+    /// This event.
+    Event(E),
+    /// The host has seen the end of it.
+    Seen,
+    /// Nothing: the device does not answer.
+    Lost,
+}
+
+impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
+    /// Moves from `device` into host memory, and from there into `disk` if there is one.
+    pub fn new(config: &StagedConfig, device: A, disk: Option<S>) -> Self {
+        Self {
+            device,
+            tiers: Tiers::new(config.host_bytes, disk),
+            plan: Plan::default(),
+            bucket_bytes: config.bucket_bytes,
+            streams: [None; 2],
+            lost: Vec::new(),
+        }
+    }
+
+    /// A new pool of its own for tensors that ask for it (row P2): it never spills.
+    pub fn add_pool(&mut self, maximum: u64) -> PoolId {
+        let id = PoolId(crate::group::number(self.tiers.pools.len()));
+        self.tiers.pools.push(HostPool::new(id, maximum));
+        id
+    }
+
+    /// What a pool holds; `None` for one that was never made.
+    pub fn pool_stats(&self, pool: PoolId) -> Option<PoolStats> {
+        self.tiers.pools.get(pool.0 as usize).map(HostPool::stats)
+    }
+
+    /// Gives free host memory back until at most `bytes` bytes are allocated, by all pools together
+    /// (case C14). Returns the bytes given back.
+    pub fn shrink(&mut self, bytes: u64) -> u64 {
+        let mut allocated: u64 = self.tiers.pools.iter().map(|p| p.stats().allocated).sum();
+        let before = allocated;
+        for pool in &mut self.tiers.pools {
+            pool.reclaim(&mut self.device);
+            let target = pool.stats().allocated.saturating_sub(allocated.saturating_sub(bytes));
+            allocated -= pool.shrink_to(target);
+        }
+        before - allocated
+    }
+
+    /// The device, for what the front end does with it beside the engine.
+    pub fn device_mut(&mut self) -> &mut A {
+        &mut self.device
+    }
+
+    pub(crate) fn stream(
+        &mut self,
+        direction: Direction,
+        asked: Option<A::Stream>,
+    ) -> Result<A::Stream, BackendError> {
+        let made = &mut self.streams[usize::from(direction == Direction::In)];
+        if let Some(stream) = asked.or(*made) {
+            return Ok(stream);
+        }
+        let stream = self.device.copy_stream(direction)?;
+        *made = Some(stream);
+        Ok(stream)
+    }
+
+    /// Marks the end of what is queued on a stream, by whatever still works.
+    pub(crate) fn fence(&mut self, stream: A::Stream) -> Fence<A::Event> {
+        match self.device.record(stream) {
+            Ok(event) => Fence::Event(event),
+            Err(_) => match self.device.sync_stream(stream) {
+                Ok(()) => {
+                    hit(Mark::FenceByStream);
+                    Fence::Seen
+                }
+                Err(_) => {
+                    hit(Mark::FenceLost);
+                    Fence::Lost
+                }
+            },
+        }
+    }
+
+    /// Orders later work on the compute stream behind an event, by whatever still works.
+    pub(crate) fn compute_waits(&mut self, event: &A::Event) -> Result<(), BackendError> {
+        let compute = self.device.compute();
+        self.device.wait(compute, event).or_else(|_| {
+            hit(Mark::WaitedOnHost);
+            self.device.sync(event)
+        })
+    }
+
+    /// The same for a fence. `false` if nothing is known about the end of the copies.
+    pub(crate) fn compute_behind(&mut self, fence: &Fence<A::Event>) -> bool {
+        match fence {
+            Fence::Event(event) => self.compute_waits(event).is_ok(),
+            Fence::Seen => true,
+            Fence::Lost => false,
+        }
+    }
+
+    /// Drops staging memory, or keeps it for ever if copies may still use it.
+    pub(crate) fn drop_staging(&mut self, cargo: &mut Cargo<A>, ended: bool) {
+        let staging = cargo.staging.drain(..).map(|(_, block)| block);
+        if ended { staging.for_each(drop) } else { self.lost.extend(staging) }
+    }
+
+    /// Forgets the numbers of parcels that are gone.
+    pub(crate) fn forget_parcels(&mut self, cargo: &mut Cargo<A>) {
+        cargo.parcels.retain(|&number| self.tiers.parcels.is_live(number));
+    }
+
+    pub(crate) fn whole(freight: &Freight<'_, Self>, trip: Trip, what: &'static str) -> Kind {
+        Kind::Whole { trip, group: freight.name.to_string(), what }
+    }
+
+    /// A record stays on the device after all; its part of a parcel goes back behind the copies.
+    fn keep(&mut self, freight: &mut Freight<'_, Self>, index: usize, event: Option<A::Event>) {
+        let piece: Piece = sure(freight.records[index].residency.keep_on_device());
+        self.tiers.leave(piece.parcel, event);
+    }
+}
+
+impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
+    type Storage = A::Storage;
+    type Stream = A::Stream;
+    type Out = Piece;
+    type Place = Piece;
+    type In = ();
+    type Cargo = Cargo<A>;
+
+    fn key(&self, storage: &A::Storage) -> usize {
+        self.device.key(storage)
+    }
+
+    fn facts(&self, storage: &A::Storage) -> Option<Facts> {
+        self.device.facts(storage)
+    }
+
+    fn start_offload(
+        &mut self,
+        freight: &mut Freight<'_, Self>,
+        stream: Option<A::Stream>,
+    ) -> Result<(), Error> {
+        let mut plan = mem::take(&mut self.plan);
+        plan.make(freight.records, self.bucket_bytes);
+        let done = self.depart(freight, &plan, stream);
+        self.plan = plan;
+        done
+    }
+
+    fn wait_offload(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error> {
+        let Some(event) = freight.cargo.event.take() else { return Ok(()) };
+        if let Err(cause) = self.compute_waits(&event) {
+            self.lose_offload(freight);
+            let kind = Self::whole(freight, Trip::Offload, "the compute stream can't wait for it");
+            return Err(Error::caused_by(kind, cause));
+        }
+        self.drop_staging(freight.cargo, true);
+        let mut first = Ok(());
+        for index in 0..freight.records.len() {
+            let record = &mut freight.records[index];
+            let Some(&piece) = record.residency.offload() else { continue };
+            if record.kept {
+                self.keep(freight, index, Some(event.clone()));
+                continue;
+            }
+            if let Err(cause) = self.device.free(&mut record.storage) {
+                hit(Mark::FreeRefused);
+                self.keep(freight, index, Some(event.clone()));
+                first = first.and(Err(freight.detailed_error(Trip::Device, index, cause)));
+                continue;
+            }
+            sure(record.residency.finish_offload(piece));
+            let bytes = record.ranges.bytes();
+            freight.stored(bytes, None);
+        }
+        self.forget_parcels(freight.cargo);
+        first
+    }
+
+    fn offload_is_done(&mut self, freight: &mut Freight<'_, Self>) -> bool {
+        freight.cargo.event.as_ref().is_none_or(|event| self.device.is_done(event))
+    }
+
+    fn start_load(
+        &mut self,
+        freight: &mut Freight<'_, Self>,
+        stream: Option<A::Stream>,
+    ) -> Result<(), Error> {
+        freight.cargo.stream = stream;
+        self.fetch(freight)?;
+        self.advance_load(freight)
+    }
+
+    fn advance_load(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error> {
+        let coming = freight.cargo.parcels.iter().any(|&p| self.tiers.is_coming(p));
+        if coming || freight.cargo.event.is_some() {
+            return Ok(());
+        }
+        self.arrive(freight)?;
+        self.queue_load(freight)
+    }
+
+    fn wait_load(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error> {
+        self.finish_load(freight)?;
+        // What did not fit into host memory at once comes in turns.
+        while freight.records.iter().any(|record| record.residency.place().is_some()) {
+            self.fetch(freight)?;
+            self.arrive(freight)?;
+            self.queue_load(freight)?;
+            if freight.cargo.event.is_none() {
+                break;
+            }
+            self.finish_load(freight)?;
+        }
+        Ok(())
+    }
+
+    fn retrieve(&mut self, freight: &mut Freight<'_, Self>, index: usize) -> Result<(), Error> {
+        let residency = &freight.records[index].residency;
+        if residency.offload().is_some() {
+            let event = freight.cargo.event.clone();
+            self.keep(freight, index, event);
+            self.forget_parcels(freight.cargo);
+        } else if residency.place().is_some() {
+            self.bring_home(freight, index)?;
+        }
+        Ok(())
+    }
+
+    fn abandon(&mut self, freight: &mut Freight<'_, Self>) {
+        let event = freight.cargo.event.take();
+        if event.is_some() {
+            hit(Mark::AbandonedInFlight);
+        }
+        let ended = event.is_none_or(|event| match self.device.sync(&event) {
+            Ok(()) => true,
+            Err(error) => {
+                freight.abandoned(&error);
+                false
+            }
+        });
+        self.drop_staging(freight.cargo, ended);
+        for record in freight.records.iter_mut() {
+            // What is owed belongs to the parcels, which are given back below.
+            let _owed = record.residency.abandon();
+        }
+        for number in freight.cargo.parcels.drain(..) {
+            if ended {
+                let written = self.tiers.parcels.get(number).written.take();
+                self.tiers.remove(number, written);
+            } else {
+                self.tiers.lose(number);
+            }
+        }
+    }
+
+    fn tier(&self, place: &Piece) -> &'static str {
+        self.tiers.parcels.tier(place.parcel)
+    }
+
+    fn end_of_step(&mut self) {
+        self.tiers.end_of_step(&mut self.device);
+    }
+
+    fn stats(&self) -> StoreStats {
+        self.tiers.stats()
+    }
+}
+
+impl<A: Accelerator, S: Store<A::Host>> Drop for Staged<A, S> {
+    /// Host memory goes only when no copy uses it.
+    fn drop(&mut self) {
+        self.tiers.settle(&mut self.device);
+        for stream in self.streams.into_iter().flatten() {
+            // A lost device runs no copies any more.
+            let _ = self.device.sync_stream(stream);
+        }
+    }
+}
+
+impl<A: Accelerator, S: Store<A::Host>> std::fmt::Debug for Staged<A, S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Staged")
+            .field("bucket_bytes", &self.bucket_bytes)
+            .field("pools", &self.tiers.pools)
+            .finish_non_exhaustive()
+    }
+}
