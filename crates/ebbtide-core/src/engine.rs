@@ -26,7 +26,7 @@ use std::fmt;
 
 use crate::backend::{Device, Facts, Store, StoreStats};
 use crate::direct::Direct;
-use crate::error::{Error, Kind, chain};
+use crate::error::{Error, Kind};
 use crate::group::{Change, Group, GroupId, Phase, Registered, TensorId, number};
 use crate::label::{Label, Labels};
 use crate::mark::{Mark, hit};
@@ -70,20 +70,20 @@ pub struct Counters {
 /// It is driven from one thread at a time (`&mut self`); copies run beside it between the start and
 /// the wait of a group.
 pub struct Engine<M: Mover> {
-    config: Config,
-    mover: M,
-    groups: Vec<Group<M>>,
+    pub(crate) config: Config,
+    pub(crate) mover: M,
+    pub(crate) groups: Vec<Group<M>>,
     /// Slots of `groups` that no group uses.
     vacant: Vec<u32>,
     owners: Owners,
     next_serial: u64,
-    order: Order,
+    pub(crate) order: Order,
     counters: Counters,
-    labels: Labels,
+    pub(crate) labels: Labels,
     layer_names: HashMap<LayerId, String>,
     /// Layers whose exact repeats have been warned of.
     warned: HashSet<LayerId>,
-    observer: Box<dyn Observer + Send>,
+    pub(crate) observer: Box<dyn Observer + Send>,
 }
 
 impl<M: Mover> fmt::Debug for Engine<M> {
@@ -112,7 +112,7 @@ impl fmt::Display for Name<'_> {
     }
 }
 
-fn unknown(group: GroupId) -> Error {
+pub(crate) fn unknown(group: GroupId) -> Error {
     hit(Mark::UnknownGroup);
     Error::new(Kind::UnknownGroup(group.serial))
 }
@@ -181,12 +181,12 @@ impl<M: Mover> Engine<M> {
         Ok(group)
     }
 
-    fn phase(&self, id: GroupId) -> Option<Phase> {
+    pub(crate) fn phase(&self, id: GroupId) -> Option<Phase> {
         self.groups.get(id.slot as usize).filter(|g| g.id == Some(id)).map(|g| g.phase)
     }
 
     /// Lends a group to the mover.
-    fn lend<T>(
+    pub(crate) fn lend<T>(
         &mut self,
         id: GroupId,
         call: impl FnOnce(&mut M, &mut Freight<'_, M>) -> T,
@@ -440,56 +440,6 @@ impl<M: Mover> Engine<M> {
         Ok(())
     }
 
-    /// Starts loading the groups that backward will ask for after `current`, as many as the
-    /// configured depth. A hint: a load that can't be started is told to the observer and tried
-    /// again by [`Engine::need`].
-    pub fn prefetch(&mut self, current: GroupId) {
-        for group in self.upcoming(current) {
-            let started = match self.phase(group) {
-                Some(Phase::Away) => self.start_load(group),
-                Some(Phase::Loading) => self.advance_load(group),
-                Some(Phase::Offloading) => {
-                    let done = self.lend(group, |mover, freight| mover.offload_is_done(freight));
-                    if done.is_ok_and(|done| done) { self.start_load(group) } else { Ok(()) }
-                }
-                _ => Ok(()),
-            };
-            if let Err(error) = started {
-                hit(Mark::PrefetchFailed);
-                let error = chain(&error);
-                self.observer.event(&Event::PrefetchFailed { group, error });
-            }
-        }
-    }
-
-    fn advance_load(&mut self, group: GroupId) -> Result<(), Error> {
-        self.lend(group, |mover, freight| mover.advance_load(freight))?
-    }
-
-    /// The next groups of the same pass that are not home, nearest first, at most the depth.
-    fn upcoming(&self, current: GroupId) -> Vec<GroupId> {
-        let pass = self.groups.get(current.slot as usize).filter(|g| g.id == Some(current));
-        let Some(pass) = pass.map(|g| g.pass) else { return Vec::new() };
-        let waiting = |phase| matches!(phase, Phase::Offloading | Phase::Away | Phase::Loading);
-        let mut open: Vec<(GroupId, LayerId)> = self
-            .groups
-            .iter()
-            .filter(|g| g.pass == pass && waiting(g.phase))
-            .filter_map(|g| Some((g.id.filter(|&id| id != current)?, g.layer)))
-            .collect();
-        open.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
-        let mut chosen: Vec<GroupId> = Vec::new();
-        for layer in self.order.expected() {
-            let next = open.iter().find(|(id, l)| l == layer && !chosen.contains(id));
-            chosen.extend(next.map(|(id, _)| *id));
-        }
-        if chosen.is_empty() {
-            chosen.extend(open.iter().filter(|(id, _)| *id < current).map(|(id, _)| *id));
-        }
-        chosen.truncate(self.config.prefetch);
-        chosen
-    }
-
     /// Forgets a group in whatever phase: waits for its copies, gives everything back (rows P3, M7).
     /// Storages that were away stay empty; their owner drops them or has them back already. Does
     /// nothing for a group that is not open (row M2).
@@ -534,53 +484,22 @@ impl<M: Mover> Engine<M> {
         &mut self.mover
     }
 
-    #[allow(dead_code)]
-    pub(crate) fn observer_mut(&mut self) -> &mut (dyn Observer + Send) {
-        &mut *self.observer
+    /// Tells the observer about something beside the engine.
+    pub(crate) fn tell(&mut self, event: &Event) {
+        self.observer.event(event);
     }
 
-    /// The state of a registered tensor: `device`, `d2h`, `host` or the name of the tier below it,
-    /// `h2d`. A duplicate shows the state of what it repeats (row T17).
-    ///
-    /// # Errors
-    /// The group is unknown.
-    pub fn state(&self, tensor: TensorId) -> Result<&'static str, Error> {
-        let (group, slot) = (tensor.group, tensor.group.slot as usize);
-        let entry = self.groups.get(slot).filter(|g| g.id == Some(group));
-        let entry = entry.ok_or_else(|| unknown(group))?;
-        let record = entry.tensors.get(tensor.index as usize).map(|t| t.record);
-        // Records are dropped when everything is home.
-        let Some(index) = record else { return Ok("device") };
-        let residency = &entry.records[index as usize].residency;
-        Ok(residency.place().map_or(residency.name(), |place| self.mover.tier(place)))
+    /// Whether records may still be added to a group.
+    pub(crate) fn is_open(&self, group: GroupId) -> bool {
+        self.phase(group) == Some(Phase::Open)
     }
 
-    /// Whether the value of a tensor may be read now (row T3).
-    ///
-    /// # Errors
-    /// It is not on the device: the error names its state. Ask for it with [`Engine::need`].
-    pub fn readable(&self, tensor: TensorId) -> Result<(), Error> {
-        match self.state(tensor)? {
-            "device" => Ok(()),
-            state => Err(Error::new(Kind::NotReadable { state })),
-        }
+    pub(crate) fn is_offloading(&self, group: GroupId) -> bool {
+        self.phase(group) == Some(Phase::Offloading)
     }
 
-    /// One line about a tensor, for debugging: its state, whether it repeats another one, whether its
-    /// value is on the device (row T15).
-    ///
-    /// # Errors
-    /// The group is unknown.
-    pub fn describe(&self, tensor: TensorId) -> Result<String, Error> {
-        let state = self.state(tensor)?;
-        let entry = &self.groups[tensor.group.slot as usize];
-        let index = tensor.index as usize;
-        let record = entry.tensors.get(index).map(|t| t.record);
-        let earlier = entry.tensors.get(..index).unwrap_or_default();
-        let repeats = earlier.iter().any(|t| Some(t.record) == record);
-        let label = entry.tensors.get(index).map(|t| self.labels.name(t.label));
-        let (label, value) = (label.unwrap_or("a tensor"), state == "device");
-        Ok(format!("{label}: state {state}, duplicate {repeats}, device value {value}"))
+    pub(crate) fn is_home(&self, group: GroupId) -> bool {
+        self.phase(group) == Some(Phase::Home)
     }
 }
 

@@ -142,6 +142,8 @@ pub(crate) enum Kind {
     Foreign,
     /// A name that no group has.
     UnknownName(String),
+    /// A layer can't run both before and after another one.
+    Circle { first: String, second: String },
     /// A layer has another neighbour than was declared before.
     Chain { layer: String, side: &'static str, declared: String, wanted: String },
 }
@@ -275,6 +277,9 @@ impl fmt::Display for Error {
             }
             Kind::Foreign => f.write_str("the buffer belongs to another pool"),
             Kind::UnknownName(name) => write!(f, "no group is named `{name}`"),
+            Kind::Circle { first, second } => {
+                write!(f, "`{second}` after `{first}` would make the chain a circle")
+            }
             Kind::Chain { layer, side, declared, wanted } => write!(
                 f,
                 "layer `{layer}` has the {side} `{declared}`, `{wanted}` can't be its {side} as well"

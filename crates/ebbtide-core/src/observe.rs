@@ -50,6 +50,13 @@ pub enum Event {
         /// How many registrations repeated an earlier one exactly.
         count: u64,
     },
+    /// A tensor was to be swapped outside of any group; it stays on the device. Told once.
+    NoGroup,
+    /// A layer was declared to follow itself; nothing changed. Told once.
+    FollowsItself {
+        /// The layer.
+        layer: String,
+    },
     /// A prefetch could not be started. The group is loaded on demand later, and if that fails too
     /// the step's error says so.
     PrefetchFailed {

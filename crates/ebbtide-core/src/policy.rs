@@ -40,6 +40,64 @@ impl fmt::Display for Policy {
     }
 }
 
+/// What a policy function may answer for an operation or a tensor (row W1).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CheckpointPolicy {
+    /// Keep the value, whatever else would be cheaper.
+    MustSave,
+    /// Keep it if nothing speaks against it.
+    PreferSave,
+    /// Drop it and make it again.
+    MustRecompute,
+    /// Drop it if nothing speaks against it.
+    PreferRecompute,
+    /// Move it out and bring it back.
+    MustSwap,
+}
+
+impl CheckpointPolicy {
+    /// The name that Python code uses.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MustSave => "MUST_SAVE",
+            Self::PreferSave => "PREFER_SAVE",
+            Self::MustRecompute => "MUST_RECOMPUTE",
+            Self::PreferRecompute => "PREFER_RECOMPUTE",
+            Self::MustSwap => "MUST_SWAP",
+        }
+    }
+}
+
+/// What can be done with one saved tensor by itself: nothing can recompute it there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TensorPolicy {
+    /// It stays on the device.
+    Keep,
+    /// It is swapped.
+    Swap,
+}
+
+impl TryFrom<CheckpointPolicy> for TensorPolicy {
+    type Error = Error;
+
+    /// ```
+    /// use ebbtide_core::{CheckpointPolicy, TensorPolicy};
+    /// assert_eq!(TensorPolicy::try_from(CheckpointPolicy::MustSwap).unwrap(), TensorPolicy::Swap);
+    /// let error = TensorPolicy::try_from(CheckpointPolicy::PreferSave).unwrap_err();
+    /// assert_eq!(error.to_string(), "PREFER_SAVE is no policy for a single tensor");
+    /// ```
+    fn try_from(policy: CheckpointPolicy) -> Result<Self, Error> {
+        match policy {
+            CheckpointPolicy::MustSave => Ok(Self::Keep),
+            CheckpointPolicy::MustSwap => Ok(Self::Swap),
+            other => {
+                let message = format!("{} is no policy for a single tensor", other.name());
+                Err(Error::setting(message, "answer MUST_SAVE or MUST_SWAP"))
+            }
+        }
+    }
+}
+
 /// One [`Policy`] for each layer of a model.
 ///
 /// ```
