@@ -1,5 +1,6 @@
 //! The offload of a group: what [`Staged`] queues, and how it calls off what failed half-way.
 
+use crate::PoolId;
 use crate::accel::{Accelerator, Direction, End};
 use crate::backend::Store;
 use crate::error::{BackendError, Error, Kind};
@@ -7,6 +8,7 @@ use crate::mark::{Mark, hit};
 use crate::mover::{Freight, Trip};
 use crate::pack::{Berth, Bucket, Plan};
 use crate::parcel::{Piece, Tier};
+use crate::pool::Buffer;
 use crate::staged::{Fence, Staged};
 use crate::state::sure;
 
@@ -99,7 +101,7 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         out: A::Stream,
     ) -> Result<(), BackendError> {
         let bucket = &plan.buckets[number];
-        let buffer = self.tiers.acquire(&mut self.device, bucket.pool, bucket.bytes)?;
+        let buffer = self.buffer_for(freight, bucket.pool, bucket.bytes, out)?;
         let parcel = self.tiers.wrap(buffer, bucket.bytes, true);
         freight.cargo.parcels.push(parcel);
         let Tier::Host(buffer) = &self.tiers.parcels.get(parcel).tier else {
@@ -120,6 +122,29 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         Ok(())
     }
 
+    /// A host buffer. When nothing else can move down to make room for it, what this group itself has
+    /// queued so far can: a group may be larger than host memory.
+    fn buffer_for(
+        &mut self,
+        freight: &mut Freight<'_, Self>,
+        pool: Option<PoolId>,
+        bytes: u64,
+        out: A::Stream,
+    ) -> Result<Buffer<A>, Error> {
+        let buffer = self.tiers.acquire(&mut self.device, pool, bytes);
+        if pool.is_some() || !buffer.as_ref().is_err_and(Error::is_no_room) {
+            return buffer;
+        }
+        let event = self.device.record(out).map_err(|cause| {
+            let what = "what is queued can't be marked";
+            Error::caused_by(Self::whole(freight, Trip::Offload, what), cause)
+        })?;
+        for &number in &freight.cargo.parcels {
+            self.tiers.settled(number, &event);
+        }
+        self.tiers.acquire(&mut self.device, pool, bytes)
+    }
+
     /// A buffer of its own for one record: its ranges, one behind the other.
     fn send_alone(
         &mut self,
@@ -127,9 +152,9 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         index: usize,
         out: A::Stream,
     ) -> Result<(), BackendError> {
+        let (pool, bytes) = (freight.records[index].pool, freight.records[index].ranges.bytes());
+        let buffer = self.buffer_for(freight, pool, bytes, out)?;
         let record = &freight.records[index];
-        let bytes = record.ranges.bytes();
-        let buffer = self.tiers.acquire(&mut self.device, record.pool, bytes)?;
         let parcel = self.tiers.wrap(buffer, bytes, false);
         freight.cargo.parcels.push(parcel);
         let Tier::Host(buffer) = &self.tiers.parcels.get(parcel).tier else {
@@ -166,9 +191,7 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
             sure(record.residency.start_offload(Piece { parcel, offset }));
         }
         for &number in &freight.cargo.parcels {
-            let parcel = self.tiers.parcels.get(number);
-            parcel.written = Some(event.clone());
-            parcel.busy = false;
+            self.tiers.settled(number, event);
         }
         freight.cargo.event = Some(event.clone());
     }
@@ -177,7 +200,8 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
     fn call_off(&mut self, freight: &mut Freight<'_, Self>, out: A::Stream) {
         hit(Mark::OffloadCalledOff);
         let fence = self.fence(out);
-        let ended = freight.cargo.staging.is_empty() || self.compute_behind(&fence);
+        // Staging memory and the storages themselves may be freed from now on.
+        let ended = self.compute_behind(&fence);
         self.drop_staging(freight.cargo, ended);
         for number in freight.cargo.parcels.drain(..) {
             match &fence {

@@ -32,7 +32,8 @@ pub struct Piece {
 
 pub(crate) enum Tier<A: Accelerator, Slot> {
     Host(Buffer<A>),
-    Disk(Slot),
+    /// The slot holds a whole host buffer, of this many bytes.
+    Disk(Slot, u64),
     Fetching(Ticket, Slot, Place),
     /// Between two tiers, within one call.
     Between,
@@ -99,7 +100,7 @@ impl<A: Accelerator, S: Store<A::Host>> Parcels<A, S> {
     /// The tier's name for people.
     pub(crate) fn tier(&self, number: u32) -> &'static str {
         match self.list.get(number as usize) {
-            Some(Some(Parcel { tier: Tier::Disk(_) | Tier::Fetching(..), .. })) => "disk",
+            Some(Some(Parcel { tier: Tier::Disk(..) | Tier::Fetching(..), .. })) => "disk",
             _ => "host",
         }
     }

@@ -58,6 +58,11 @@ pub(crate) struct Place {
 }
 
 impl Place {
+    /// Size of the memory that is lent.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub(crate) fn back<A: Accelerator>(self, memory: A::Host) -> Buffer<A> {
         Buffer { memory, bytes: self.bytes, pool: self.pool }
     }
@@ -130,6 +135,16 @@ impl<A: Accelerator> HostPool<A> {
     /// No room, even with everything that was released: [`Error::is_no_room`] is true. Or memory can't
     /// be allocated; its reservation is given back.
     pub fn acquire(&mut self, device: &mut A, bytes: u64) -> Result<Buffer<A>, Error> {
+        self.find_buffer(device, bytes, false)
+    }
+
+    /// [`HostPool::acquire`], but never a larger buffer than the class of `bytes`: for a store that
+    /// fills a whole buffer.
+    pub(crate) fn acquire_exact(&mut self, device: &mut A, bytes: u64) -> Result<Buffer<A>, Error> {
+        self.find_buffer(device, bytes, true)
+    }
+
+    fn find_buffer(&mut self, device: &mut A, bytes: u64, exact: bool) -> Result<Buffer<A>, Error> {
         self.reclaim(device);
         let class = class::of(bytes);
         loop {
@@ -141,7 +156,8 @@ impl<A: Accelerator> HostPool<A> {
             if self.room() >= wanted {
                 return self.allocate(device, class);
             }
-            let sufficient = (class + 1..self.shelves.len()).find_map(|c| Some((self.take(c)?, c)));
+            let larger = if exact { 0..0 } else { class + 1..self.shelves.len() };
+            let sufficient = larger.into_iter().find_map(|c| Some((self.take(c)?, c)));
             if let Some((memory, class)) = sufficient {
                 hit(Mark::PoolLarger);
                 return Ok(self.handed_out(memory, class));

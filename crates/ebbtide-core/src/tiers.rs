@@ -49,9 +49,19 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
         pool: Option<PoolId>,
         bytes: u64,
     ) -> Result<Buffer<A>, Error> {
+        self.acquire_by(device, pool, bytes, HostPool::acquire)
+    }
+
+    fn acquire_by(
+        &mut self,
+        device: &mut A,
+        pool: Option<PoolId>,
+        bytes: u64,
+        acquire: fn(&mut HostPool<A>, &mut A, u64) -> Result<Buffer<A>, Error>,
+    ) -> Result<Buffer<A>, Error> {
         let id = pool.unwrap_or_default();
         loop {
-            match self.pool(id)?.acquire(device, bytes) {
+            match acquire(self.pool(id)?, device, bytes) {
                 Err(error) if error.is_no_room() && pool.is_none() => {
                     let fits = bytes <= self.pools[0].maximum();
                     if !fits || !self.spill_oldest(device)? {
@@ -77,6 +87,15 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
         }
         self.bytes_out += bytes;
         number
+    }
+
+    /// The copy that fills a parcel is in front of `event`: behind it, the parcel may move down.
+    pub(crate) fn settled(&mut self, number: u32, event: &A::Event) {
+        let parcel = self.parcels.get(number);
+        parcel.busy = false;
+        if matches!(parcel.tier, Tier::Host(_)) {
+            parcel.written = Some(event.clone());
+        }
     }
 
     /// Keeps the queue of candidates within twice what there is.
@@ -126,7 +145,7 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
             }
         };
         hit(Mark::Spill);
-        parcel.tier = Tier::Disk(slot);
+        parcel.tier = Tier::Disk(slot, place.bytes());
         match memory {
             Some(memory) => self.give(place.back(memory), None),
             None => self.pools[0].freed(place),
@@ -138,13 +157,16 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
     pub(crate) fn fetch(&mut self, device: &mut A, number: u32) -> Result<(), Error> {
         let parcel = self.parcels.get(number);
         let (bytes, pool) = (parcel.bytes, parcel.pool);
-        if !matches!(parcel.tier, Tier::Disk(_)) {
-            return Ok(());
-        }
-        let buffer = self.acquire(device, Some(pool).filter(|pool| pool.0 != 0), bytes)?;
+        let Tier::Disk(_, stored) = parcel.tier else { return Ok(()) };
+        let buffer = self.acquire_by(
+            device,
+            Some(pool).filter(|pool| pool.0 != 0),
+            stored,
+            HostPool::acquire_exact,
+        )?;
         let Some(disk) = &mut self.disk else { return Ok(()) };
         let parcel = self.parcels.get(number);
-        let Tier::Disk(slot) = std::mem::replace(&mut parcel.tier, Tier::Between) else {
+        let Tier::Disk(slot, stored) = std::mem::replace(&mut parcel.tier, Tier::Between) else {
             unreachable!("a busy parcel does not move")
         };
         let (memory, place) = buffer.lend();
@@ -156,7 +178,7 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
             }
             Err(Failed { error, block }) => {
                 hit(Mark::FetchFailed);
-                parcel.tier = Tier::Disk(slot);
+                parcel.tier = Tier::Disk(slot, stored);
                 self.give(place.back(block), None);
                 Err(Error::caused_by(Kind::Fetch { bytes }, error))
             }
@@ -195,7 +217,7 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
             Ok((Done::Stored(..), _)) => unreachable!("the store answered a get with a put"),
             Err(Failed { error, block }) => {
                 hit(Mark::ArriveFailed);
-                parcel.tier = Tier::Disk(slot);
+                parcel.tier = Tier::Disk(slot, place.bytes());
                 self.give(place.back(block), None);
                 Err(Error::caused_by(Kind::Fetch { bytes }, error))
             }
@@ -218,7 +240,7 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
         let _ = self.arrive(number);
         match self.parcels.remove(number).tier {
             Tier::Host(buffer) => self.give(buffer, event),
-            Tier::Disk(slot) => {
+            Tier::Disk(slot, _) => {
                 if let Some(disk) = &mut self.disk {
                     disk.discard(slot);
                 }
@@ -236,7 +258,7 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
                 let pool = buffer.pool().0 as usize;
                 self.pools[pool].lose(buffer);
             }
-            Tier::Disk(slot) => {
+            Tier::Disk(slot, _) => {
                 if let Some(disk) = &mut self.disk {
                     disk.discard(slot);
                 }
