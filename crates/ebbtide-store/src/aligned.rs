@@ -1,14 +1,16 @@
-//! Page-aligned memory outside the Rust heap. The one module of this crate with `unsafe` in it.
+//! Page-aligned memory outside the Rust heap. One of the modules of this crate with
+//! `unsafe` in it.
 //!
 //! On a CPU machine the Rust heap *is* the device memory that ebbtide measures and bounds, so the
 //! tiers' own buffers come straight from the kernel and are counted apart.
 #![allow(unsafe_code)]
 
 use std::fmt;
+use std::io;
 use std::ptr::NonNull;
 
 use ebbtide_core::{BackendError, Bytes};
-use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
 use crate::GRAIN;
 
@@ -52,8 +54,33 @@ impl AlignedBuf {
             .checked_next_multiple_of(GRAIN)
             .filter(|&mapped| isize::try_from(mapped).is_ok())
             .ok_or_else(|| refused(len))?;
-        let start = map(mapped).map_err(|e| refused(len).with_source(std::io::Error::from(e)))?;
+        let start = map(mapped).map_err(|e| refused(len).with_source(io::Error::from(e)))?;
         Ok(Self { start, len, mapped })
+    }
+
+    /// Keeps the mapping out of processes that this one forks.
+    ///
+    /// A fork makes the pages of parent and child one, until either writes: then the writer gets a
+    /// copy. During direct I/O the disk goes on with the page that was there before. If the parent
+    /// is the one with the copy, what the disk reads into the page never reaches it, and what it
+    /// writes next into its copy never reaches the disk (open(2), on `O_DIRECT`; kernels since 6.5
+    /// copy pages that are in use at the fork). Without the mapping in the child there is nothing
+    /// to share. The child must not touch the buffer.
+    ///
+    /// # Errors
+    /// The kernel refuses the advice.
+    pub(crate) fn keep_from_children(&self) -> Result<(), BackendError> {
+        if self.mapped == 0 {
+            return Ok(());
+        }
+        // SAFETY: the range is exactly the mapping that this value owns, and the advice changes
+        // nothing in this process.
+        let advised =
+            unsafe { madvise(self.start.as_ptr().cast(), self.mapped, Advice::LinuxDontFork) };
+        advised.map_err(|e| {
+            let message = format!("can't keep {} bytes of memory from child processes", self.len);
+            BackendError::new(message).with_source(io::Error::from(e))
+        })
     }
 
     /// Length in bytes, as asked for.
@@ -152,6 +179,35 @@ mod tests {
             let error = AlignedBuf::zeroed(len).unwrap_err();
             assert_eq!(error.to_string(), format!("can't map {len} bytes of memory"));
         }
+    }
+
+    #[test]
+    fn c25_children_do_not_get_a_buffer_that_is_kept_from_them() {
+        // A length that no other mapping of this process has.
+        let buf = AlignedBuf::zeroed(0x0123_4000).unwrap();
+        let start = buf.as_slice().as_ptr().addr();
+        let flags = || {
+            let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            // Neighbours with the same flags are one line: the buffer is in it.
+            let mut inside = false;
+            maps.lines()
+                .find_map(|line| {
+                    let range = line.split(' ').next()?.split_once('-');
+                    if let Some((from, to)) = range {
+                        let parse = |hex| usize::from_str_radix(hex, 16);
+                        if let (Ok(from), Ok(to)) = (parse(from), parse(to)) {
+                            inside = (from..to).contains(&start);
+                        }
+                    }
+                    line.strip_prefix("VmFlags: ").filter(|_| inside).map(String::from)
+                })
+                .unwrap()
+        };
+        let kept = |flags: &str| flags.split(' ').any(|flag| flag == "dc");
+        assert!(!kept(&flags()));
+        buf.keep_from_children().unwrap();
+        assert!(kept(&flags()), "{}", flags());
+        AlignedBuf::zeroed(0).unwrap().keep_from_children().unwrap();
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! A tier that is chosen at run time.
 
-use ebbtide_core::{Bytes, Done, Failed, Store, StoreStats, Ticket, Timing};
+use ebbtide_core::{BackendError, Bytes, Done, Failed, Store, StoreStats, Ticket, Timing};
 
 use crate::{FileSlot, FileStore, HostSlot, HostStore};
 
@@ -28,6 +28,18 @@ impl<B: Bytes + Send + 'static> AnyStore<B> {
         match self {
             Self::File(store) => store.notices(),
             Self::Host(_) => &[],
+        }
+    }
+
+    /// Whether this process can use the tier: see [`FileStore::check_owner`]. A child has its own
+    /// copy of a host tier, and can.
+    ///
+    /// # Errors
+    /// The tier is a file that another process opened.
+    pub fn check_owner(&self) -> Result<(), BackendError> {
+        match self {
+            Self::File(store) => store.check_owner(),
+            Self::Host(_) => Ok(()),
         }
     }
 }

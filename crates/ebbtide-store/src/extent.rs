@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 
 use crate::GRAIN;
 
@@ -13,6 +14,9 @@ pub struct Extent {
 }
 
 impl Extent {
+    /// A range of no bytes, which nobody has to give back.
+    pub(crate) const NONE: Self = Self { offset: 0, len: 0 };
+
     /// First byte, a multiple of 4096.
     pub fn offset(&self) -> u64 {
         self.offset
@@ -90,7 +94,7 @@ impl Extents {
     /// No hole is large enough and the file may not grow that far. Nothing changed.
     pub fn allocate(&mut self, bytes: u64) -> Result<Extent, NoRoom> {
         if bytes == 0 {
-            return Ok(Extent { offset: 0, len: 0 });
+            return Ok(Extent::NONE);
         }
         let len =
             bytes.checked_next_multiple_of(GRAIN as u64).ok_or_else(|| self.no_room(bytes))?;
@@ -172,7 +176,24 @@ impl Extents {
         self.in_use
     }
 
-    /// The largest length that the file has needed so far, in bytes. Never falls.
+    /// Forgets the hole at the end of the file, if there is one, and tells the length that the file
+    /// has to have now.
+    pub fn trim(&mut self) -> u64 {
+        let last = self.holes.last_key_value().map(|(&offset, &len)| (offset, len));
+        if let Some((offset, len)) = last.filter(|&(offset, len)| offset + len == self.high_water) {
+            self.remove_hole(offset, len);
+            self.high_water = offset;
+        }
+        self.high_water
+    }
+
+    /// Ranges below [`high_water`](Self::high_water) that are not taken, in order. No two are
+    /// neighbours.
+    pub fn holes(&self) -> impl Iterator<Item = Range<u64>> {
+        self.holes.iter().map(|(&offset, &len)| offset..offset + len)
+    }
+
+    /// The largest length that the file has needed since the last [`trim`](Self::trim), in bytes.
     pub fn high_water(&self) -> u64 {
         self.high_water
     }
@@ -206,6 +227,24 @@ mod tests {
         let no_room = extents.allocate(1).unwrap_err();
         assert_eq!(no_room, NoRoom { needed: 4096, in_use: 4 * 4096, capacity: 4 * 4096 });
         assert_eq!(no_room.to_string(), "4096 bytes needed, 16384 of 16384 bytes in use");
+    }
+
+    #[test]
+    fn trimming_forgets_the_hole_at_the_end_only() {
+        let mut extents = Extents::new(Some(3 * 4096));
+        let [a, b, c] = [(); 3].map(|()| extents.allocate(4096).unwrap());
+        extents.free(a);
+        assert_eq!(extents.trim(), 3 * 4096);
+        extents.free(c);
+        assert_eq!(extents.holes().collect::<Vec<_>>(), [0..4096, 8192..12_288]);
+        assert_eq!((extents.trim(), extents.trim()), (8192, 8192));
+        assert!(extents.holes().eq(std::iter::once(0..4096)));
+        // What was forgotten can be taken again.
+        assert_eq!(extents.allocate(1).unwrap().offset(), 0);
+        assert_eq!(extents.allocate(1).unwrap().offset(), 8192);
+        assert!(extents.allocate(1).is_err());
+        extents.free(b);
+        assert_eq!(extents.high_water(), 3 * 4096);
     }
 
     #[test]
@@ -271,6 +310,11 @@ mod tests {
             let (mut extents, mut live) = (Extents::new(None), Vec::new());
             let mut model: Vec<bool> = Vec::new();
             for (take, bytes, pick) in ops {
+                if bytes % 16 == 3 {
+                    let end = model.iter().rposition(|&taken| taken).map_or(0, |last| last + 1);
+                    model.truncate(end);
+                    prop_assert_eq!(extents.trim(), end as u64 * 4096);
+                }
                 if take || live.is_empty() {
                     let fits = model
                         .chunk_by(|a, b| a == b)

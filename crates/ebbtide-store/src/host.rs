@@ -68,14 +68,12 @@ impl<B: Bytes> HostStore<B> {
     /// An empty tier.
     ///
     /// # Errors
-    /// `host_bytes` is more than this process may use (see [`memory_limit`]).
+    /// `host_bytes` is more than this process may use (see [`host_bound`]).
     pub fn new(config: &HostConfig) -> Result<Self, BackendError> {
-        let limit = memory_limit().unwrap_or(u64::MAX);
-        let host_bytes = within(config.host_bytes, limit)?;
         Ok(Self {
             outcomes: HashMap::new(),
             next_ticket: 0,
-            host_bytes,
+            host_bytes: host_bound(config.host_bytes)?,
             origin: config.origin,
             stats: StoreStats::default(),
         })
@@ -102,6 +100,27 @@ impl<B: Bytes> HostStore<B> {
         }
         Ok(needed)
     }
+}
+
+/// Bytes of host memory that a tier or a pool may use at most: what was requested, or without a
+/// request all that this process may use (see [`memory_limit`]; no bound if that is unknown).
+///
+/// # Errors
+/// More was requested than this process may use: the kernel would end it instead of refusing.
+///
+/// # Examples
+/// ```
+/// use ebbtide_store::{host_bound, memory_limit};
+///
+/// assert_eq!(host_bound(Some(4096))?, 4096);
+/// assert_eq!(host_bound(None)?, memory_limit().unwrap_or(u64::MAX));
+/// if memory_limit().is_some() {
+///     assert!(host_bound(Some(u64::MAX)).is_err());
+/// }
+/// # Ok::<(), ebbtide_core::BackendError>(())
+/// ```
+pub fn host_bound(requested: Option<u64>) -> Result<u64, BackendError> {
+    within(requested, memory_limit().unwrap_or(u64::MAX))
 }
 
 fn within(host_bytes: Option<u64>, limit: u64) -> Result<u64, BackendError> {

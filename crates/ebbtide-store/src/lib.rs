@@ -21,6 +21,11 @@
 //!   device memory that ebbtide counts.
 //! * The block moves with the job. A finished `put` drops it; a failed job gives it back.
 //! * Nothing remains: the file has no name, whatever ends the process.
+//! * Straight bytes go by plain calls or through a ring (`io_uring`) for each worker, whichever is
+//!   measured to be faster when the store is opened ([`IoChoice`]).
+//! * With [`FileConfig::checksums`], a block that comes back is compared with the one that went.
+//! * A child made by `fork` can't use the parent's store, and can't harm it ([`FileStore`]). Parents
+//!   on kernels before 6.5 should not fork while loads are under way: see open(2) on `O_DIRECT`.
 //!
 //! # Map
 //!
@@ -29,10 +34,13 @@
 //! | [`FileStore`] | the file tier |
 //! | [`HostStore`] | the host tier |
 //! | [`AnyStore`] | one of them, chosen at run time |
+//! | [`FileConfig`], [`IoChoice`], [`IoReport`] | its settings; the way of I/O, and why |
+//! | [`measure`] | what memory, a disk and the tier can do here |
 //! | [`SpillFile`] | opening the file; what was noticed about its folder |
 //! | [`extent`] | which bytes of the file are taken |
 //! | [`AlignedBuf`] | page-aligned memory outside the heap |
-//! | [`spill_dir`], [`memory_limit`] | where to spill by default, what the container allows |
+//! | [`spill_dir`] | where to spill by default |
+//! | [`memory_limit`], [`host_bound`] | what the container allows |
 //!
 //! # Example
 //!
@@ -67,23 +75,38 @@
 
 mod aligned;
 mod any;
+mod checksum;
+mod choose;
 mod clock;
+mod compare;
+mod config;
 pub mod extent;
 #[doc(hidden)]
 pub mod fault;
 mod file;
 mod host;
 mod limits;
+#[cfg(all(test, loom))]
+mod loom_models;
+pub mod measure;
+mod owner;
+mod piece;
 mod queue;
 mod raw;
+mod ring;
+mod space;
 mod spill;
+mod sync;
 mod transfer;
 mod worker;
 
 pub use aligned::AlignedBuf;
 pub use any::{AnySlot, AnyStore};
-pub use file::{FileConfig, FileSlot, FileStore};
-pub use host::{HostConfig, HostSlot, HostStore};
+pub use checksum::Mismatch;
+pub use choose::{IoKind, IoReason, IoReport, uring_available};
+pub use config::{FileConfig, IoChoice};
+pub use file::{FileSlot, FileStore};
+pub use host::{HostConfig, HostSlot, HostStore, host_bound};
 pub use limits::memory_limit;
 pub use spill::{SpillFile, spill_dir};
 

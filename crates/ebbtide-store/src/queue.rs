@@ -2,7 +2,7 @@
 //! one lock that is never held during I/O or while a block is dropped.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::ops::Range;
 use std::time::Instant;
 
 use ebbtide_core::{Done, Failed, StoreStats, Ticket, Timing};
@@ -10,12 +10,17 @@ use ebbtide_core::{Done, Failed, StoreStats, Ticket, Timing};
 use crate::clock::nanos;
 use crate::extent::{Extent, Extents, NoRoom};
 use crate::file::FileSlot;
+use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_while};
 
 pub(crate) type Outcome<B> = Result<(Done<B, FileSlot>, Timing), Failed<B>>;
 
 pub(crate) enum Task {
     Write(Extent),
-    Read { offset: u64 },
+    /// From this offset; the checksum of the bytes that were put, if there is one.
+    Read {
+        offset: u64,
+        sum: Option<u64>,
+    },
 }
 
 pub(crate) struct Job<B> {
@@ -67,7 +72,7 @@ impl<B> Queue<B> {
 
     fn lock(&self) -> MutexGuard<'_, State<B>> {
         // Nothing that can panic half-way changes the state, so a poisoned lock guards a sound one.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub(crate) fn reserve(&self, bytes: u64) -> Result<Extent, NoRoom> {
@@ -76,6 +81,19 @@ impl<B> Queue<B> {
 
     pub(crate) fn release(&self, extent: Extent) {
         self.lock().extents.free(extent);
+    }
+
+    /// Ranges of the file that nobody needs, and the length it has to have. The file is made
+    /// shorter: the next block that finds no hole begins there.
+    pub(crate) fn trim(&self) -> (Vec<Range<u64>>, u64) {
+        let mut state = self.lock();
+        let end = state.extents.trim();
+        (state.extents.holes().collect(), end)
+    }
+
+    /// Whether no byte of the file is in use.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().extents.in_use() == 0
     }
 
     /// Blocks the caller while `blocked` holds, and counts the time.
@@ -88,8 +106,7 @@ impl<B> Queue<B> {
             return state;
         }
         let since = Instant::now();
-        let waited = self.finished.wait_while(state, |state| blocked(state));
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let mut state = wait_while(&self.finished, state, blocked);
         state.stats.blocked_ns += nanos(since);
         state
     }
@@ -119,11 +136,9 @@ impl<B> Queue<B> {
     /// The next job for a worker: loads first, because somebody will soon wait for them, whereas a
     /// late write only holds memory for longer. `None` once the queue is closed.
     pub(crate) fn pop(&self) -> Option<Job<B>> {
-        let idle = |state: &mut State<B>| {
-            !state.closed && state.loads.is_empty() && state.writes.is_empty()
-        };
-        let waited = self.work.wait_while(self.lock(), idle);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner);
+        let idle =
+            |state: &State<B>| !state.closed && state.loads.is_empty() && state.writes.is_empty();
+        let mut state = wait_while(&self.work, self.lock(), idle);
         if state.closed {
             return None;
         }

@@ -3,20 +3,26 @@
 //! ```text
 //! block   |■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■|■■■|     any address, any length
 //!          │ straight: whole grains,         │ through the worker's staging buffer:
-//!          │ 8 MiB a call, no copy           │ copied, padded with zeros to a grain
+//!          │ no copy                         │ copied, padded with zeros to a grain
 //! extent  |■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■■|■■■0|    4096-byte grains
 //! ```
 //!
-//! Straight needs an address that direct I/O accepts; else everything goes through staging. A
+//! Straight bytes go in calls of 8 MiB, or in chunks of 1 MiB through the worker's [`Ring`], four at
+//! once. Straight needs an address that direct I/O accepts; else everything goes through staging. A
 //! buffered file takes anything: all straight, no padding.
 
 use std::fs::File;
 use std::io;
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
+use ebbtide_core::BackendError;
 use rustix::fs::{Advice, fadvise};
 
+use crate::fault::Call;
+use crate::piece::Piece;
 use crate::raw::RawFile;
+use crate::ring::Ring;
 use crate::{AlignedBuf, GRAIN};
 
 /// Larger calls gain nothing, and keep the caller's pages pinned for longer.
@@ -24,14 +30,44 @@ const STRAIGHT_CHUNK: usize = 8 << 20;
 
 /// The file as the workers see it.
 pub(crate) struct Io {
+    pub(crate) file: Arc<File>,
+    /// The same file, or one that fails as a test plans it.
     pub(crate) raw: Box<dyn RawFile>,
     /// See [`SpillFile::mem_align`](crate::SpillFile).
     pub(crate) mem_align: Option<usize>,
-    /// The file again, if its pages in the page cache are to be dropped after use.
-    pub(crate) cached: Option<File>,
+}
+
+/// What one worker moves bytes with.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    /// Bytes that can't go straight are copied through this.
+    pub(crate) staging: AlignedBuf,
+    /// If there is one, bytes go straight through it.
+    pub(crate) ring: Option<Ring>,
+}
+
+impl Lane {
+    /// # Errors
+    /// There is no memory for the staging buffer.
+    pub(crate) fn new(staging: usize, ring: Option<Ring>) -> Result<Self, BackendError> {
+        // More than there is if it can't be rounded up.
+        let len = staging.checked_next_multiple_of(GRAIN).unwrap_or(usize::MAX);
+        let staging = AlignedBuf::zeroed(len)?;
+        staging.keep_from_children()?;
+        Ok(Self { staging, ring })
+    }
+
+    fn ring(&mut self) -> Option<&mut Ring> {
+        self.ring.as_mut().filter(|ring| ring.is_usable())
+    }
 }
 
 impl Io {
+    /// Whether reads and writes bypass the page cache.
+    pub(crate) fn is_direct(&self) -> bool {
+        self.mem_align.is_some()
+    }
+
     /// How many of the first bytes go straight.
     fn straight(&self, bytes: &[u8]) -> usize {
         match self.mem_align {
@@ -44,19 +80,21 @@ impl Io {
     }
 
     /// Writes the bytes from `offset` on, and up to 4095 zeros behind them.
-    pub(crate) fn write(
-        &self,
-        bytes: &[u8],
-        mut offset: u64,
-        staging: &mut AlignedBuf,
-    ) -> io::Result<()> {
+    pub(crate) fn write(&self, bytes: &[u8], offset: u64, lane: &mut Lane) -> io::Result<()> {
         let (straight, rest) = bytes.split_at(self.straight(bytes));
-        for chunk in straight.chunks(STRAIGHT_CHUNK) {
-            self.write_all(chunk, offset)?;
-            offset += chunk.len() as u64;
+        let mut offset = offset;
+        if let Some(ring) = lane.ring() {
+            ring.write(self, straight, offset)?;
+            offset += straight.len() as u64;
+        } else {
+            for chunk in straight.chunks(STRAIGHT_CHUNK) {
+                self.write_all(chunk, offset)?;
+                offset += chunk.len() as u64;
+            }
         }
+        let staging = lane.staging.as_mut_slice();
         for chunk in rest.chunks(staging.len()) {
-            let padded = &mut staging.as_mut_slice()[..chunk.len().next_multiple_of(GRAIN)];
+            let padded = &mut staging[..chunk.len().next_multiple_of(GRAIN)];
             padded[..chunk.len()].copy_from_slice(chunk);
             padded[chunk.len()..].fill(0);
             self.write_all(padded, offset)?;
@@ -66,20 +104,22 @@ impl Io {
     }
 
     /// Fills `bytes` from `offset` on.
-    pub(crate) fn read(
-        &self,
-        bytes: &mut [u8],
-        mut offset: u64,
-        staging: &mut AlignedBuf,
-    ) -> io::Result<()> {
+    pub(crate) fn read(&self, bytes: &mut [u8], offset: u64, lane: &mut Lane) -> io::Result<()> {
         let straight = self.straight(bytes);
         let (straight, rest) = bytes.split_at_mut(straight);
-        for chunk in straight.chunks_mut(STRAIGHT_CHUNK) {
-            self.read_all(chunk, offset)?;
-            offset += chunk.len() as u64;
+        let mut offset = offset;
+        if let Some(ring) = lane.ring() {
+            ring.read(self, straight, offset)?;
+            offset += straight.len() as u64;
+        } else {
+            for chunk in straight.chunks_mut(STRAIGHT_CHUNK) {
+                self.read_all(chunk, offset)?;
+                offset += chunk.len() as u64;
+            }
         }
+        let staging = lane.staging.as_mut_slice();
         for chunk in rest.chunks_mut(staging.len()) {
-            let padded = &mut staging.as_mut_slice()[..chunk.len().next_multiple_of(GRAIN)];
+            let padded = &mut staging[..chunk.len().next_multiple_of(GRAIN)];
             self.read_all(padded, offset)?;
             chunk.copy_from_slice(&padded[..chunk.len()]);
             offset += padded.len() as u64;
@@ -88,53 +128,27 @@ impl Io {
     }
 
     fn write_all(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        let mut done = 0;
-        while done < bytes.len() {
-            let n = self.raw.write_at(&bytes[done..], offset + done as u64);
-            match self.progress(n, bytes.len() - done)? {
-                Some(0) => {
-                    let message = "short write: the file takes no more bytes";
-                    return Err(io::Error::new(io::ErrorKind::WriteZero, message));
-                }
-                n => done += n.unwrap_or(0),
-            }
+        let mut piece = Piece::new(Call::Write, self.is_direct(), offset, bytes.len());
+        while !piece.is_complete() {
+            piece.advance(self.raw.write_at(&bytes[piece.done()..], piece.offset()))?;
         }
         Ok(())
     }
 
     fn read_all(&self, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-        let len = bytes.len();
-        let mut done = 0;
-        while done < len {
-            let n = self.raw.read_at(&mut bytes[done..], offset + done as u64);
-            match self.progress(n, len - done)? {
-                Some(0) => {
-                    let message = format!("short read: {done} of {len} bytes at offset {offset}");
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, message));
-                }
-                n => done += n.unwrap_or(0),
-            }
+        let mut piece = Piece::new(Call::Read, self.is_direct(), offset, bytes.len());
+        while !piece.is_complete() {
+            piece.advance(self.raw.read_at(&mut bytes[piece.done()..], piece.offset()))?;
         }
         Ok(())
     }
 
-    /// How far to go on after a call for `wanted` bytes: direct I/O can only go on at a whole
-    /// grain. `None` if a signal interrupted the call, which is to be repeated.
-    fn progress(&self, called: io::Result<usize>, wanted: usize) -> io::Result<Option<usize>> {
-        match called {
-            Ok(n) if self.mem_align.is_none() || n == wanted => Ok(Some(n)),
-            Ok(n) => Ok(Some(n / GRAIN * GRAIN)),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(None),
-            Err(e) => Err(e),
-        }
-    }
-
     /// Asks the kernel to drop cached pages of the range: clean ones go now, dirty ones begin to
-    /// be written.
+    /// be written. There are none if I/O is direct.
     pub(crate) fn drop_cache(&self, offset: u64, len: u64) {
-        if let (Some(file), Some(len)) = (&self.cached, NonZeroU64::new(len)) {
+        if let (false, Some(len)) = (self.is_direct(), NonZeroU64::new(len)) {
             // Advice: nothing is lost if it is not taken.
-            let _ = fadvise(file, offset, Some(len), Advice::DontNeed);
+            let _ = fadvise(&self.file, offset, Some(len), Advice::DontNeed);
         }
     }
 }
@@ -158,7 +172,7 @@ mod tests {
         }
     }
 
-    impl RawFile for std::sync::Arc<Noting> {
+    impl RawFile for Arc<Noting> {
         fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
             Ok(self.note(buf.as_ptr(), buf.len(), offset))
         }
@@ -169,13 +183,14 @@ mod tests {
     }
 
     fn calls(skip: usize, len: usize) -> Vec<(u64, usize)> {
-        let noting = std::sync::Arc::new(Noting::default());
-        let io = Io { raw: Box::new(noting.clone()), mem_align: Some(512), cached: None };
+        let noting = Arc::new(Noting::default());
+        let file = Arc::new(tempfile::tempfile().unwrap());
+        let io = Io { file, raw: Box::new(noting.clone()), mem_align: Some(512) };
         let mut memory = AlignedBuf::zeroed(skip + len).unwrap();
-        let mut staging = AlignedBuf::zeroed(8192).unwrap();
-        io.write(&memory.as_slice()[skip..], 4096, &mut staging).unwrap();
+        let mut lane = Lane::new(8192, None).unwrap();
+        io.write(&memory.as_slice()[skip..], 4096, &mut lane).unwrap();
         let written = std::mem::take(&mut *noting.0.lock().unwrap());
-        io.read(&mut memory.as_mut_slice()[skip..], 4096, &mut staging).unwrap();
+        io.read(&mut memory.as_mut_slice()[skip..], 4096, &mut lane).unwrap();
         assert_eq!(*noting.0.lock().unwrap(), written, "reads are like writes");
         written
     }

@@ -9,17 +9,20 @@ use std::time::Instant;
 
 use ebbtide_core::{BackendError, Bytes, Done, Failed, Timing};
 
+use crate::GRAIN;
+use crate::checksum::{Mismatch, checksum};
 use crate::clock::nanos;
 use crate::extent::Extent;
 use crate::file::FileSlot;
 use crate::queue::{Job, Outcome, Queue, Task};
-use crate::transfer::Io;
-use crate::{AlignedBuf, GRAIN};
+use crate::transfer::{Io, Lane};
 
 pub(crate) struct Worker<B> {
     pub(crate) queue: Arc<Queue<B>>,
     pub(crate) io: Arc<Io>,
-    pub(crate) staging: AlignedBuf,
+    pub(crate) lane: Lane,
+    /// Whether blocks get a checksum.
+    pub(crate) checksums: bool,
     pub(crate) number: u32,
     pub(crate) origin: Instant,
     /// Named in errors.
@@ -34,7 +37,7 @@ impl<B: Bytes> Worker<B> {
         while let Some(Job { ticket, task, block, bytes }) = self.queue.pop() {
             let (outcome, extent) = match task {
                 Task::Write(extent) => self.write(block, bytes, extent),
-                Task::Read { offset } => (self.read(block, bytes, offset), None),
+                Task::Read { offset, sum } => (self.read(block, bytes, offset, sum), None),
             };
             self.queue.finish(ticket, bytes, outcome, extent);
         }
@@ -43,11 +46,19 @@ impl<B: Bytes> Worker<B> {
     fn write(&mut self, block: B, bytes: u64, extent: Extent) -> (Outcome<B>, Option<Extent>) {
         let started_ns = nanos(self.origin);
         let offset = extent.offset();
-        let done = unwound(|| self.io.write(block.bytes(), offset, &mut self.staging));
-        if let Err(error) = done {
-            let error = failed("write", "to", bytes, self, error);
-            return (Err(Failed { error, block }), Some(extent));
-        }
+        let written = unwound(|| {
+            let content = block.bytes();
+            let sum = self.checksums.then(|| checksum(content));
+            self.io.write(content, offset, &mut self.lane)?;
+            Ok(sum)
+        });
+        let sum = match written {
+            Ok(sum) => sum,
+            Err(error) => {
+                let error = failed("write", "to", bytes, self, error);
+                return (Err(Failed { error, block }), Some(extent));
+            }
+        };
         let timing = self.timing(started_ns);
         // Here device memory is freed, before anyone hears that the job is done. The bytes are
         // safe: a destructor that panics changes nothing about that.
@@ -59,12 +70,22 @@ impl<B: Bytes> Worker<B> {
         let (before, len) = std::mem::replace(&mut self.dirty, (offset, extent.len()));
         self.io.drop_cache(before, len);
         self.io.drop_cache(offset, extent.len());
-        (Ok((Done::Stored(FileSlot { extent, bytes }, kept), timing)), None)
+        (Ok((Done::Stored(FileSlot { extent, bytes, sum }, kept), timing)), None)
     }
 
-    fn read(&mut self, mut block: B, bytes: u64, offset: u64) -> Outcome<B> {
+    fn read(&mut self, mut block: B, bytes: u64, offset: u64, sum: Option<u64>) -> Outcome<B> {
         let started_ns = nanos(self.origin);
-        match unwound(|| self.io.read(block.bytes_mut(), offset, &mut self.staging)) {
+        let read = unwound(|| {
+            let content = block.bytes_mut();
+            self.io.read(content, offset, &mut self.lane)?;
+            match sum.map(|written| (written, checksum(content))) {
+                Some((written, read)) if read != written => {
+                    Err(io::Error::other(Mismatch { offset, bytes, written, read }))
+                }
+                _ => Ok(()),
+            }
+        });
+        match read {
             Ok(()) => {
                 self.io.drop_cache(offset, bytes.next_multiple_of(GRAIN as u64));
                 Ok((Done::Loaded(block), self.timing(started_ns)))
@@ -80,7 +101,7 @@ impl<B: Bytes> Worker<B> {
 
 /// A panic becomes an error: the caller waits for an answer, and a thread that is gone gives none.
 /// A half-filled block or staging buffer is the worst that is left, and nobody reads those.
-fn unwound(job: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+fn unwound<T>(job: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|payload| {
         let message = payload_message(&*payload);
         // A payload can panic in its own destructor.
@@ -104,7 +125,18 @@ fn failed<B>(
 ) -> BackendError {
     let dir = worker.dir.display();
     let message = format!("can't {verb} {bytes} bytes {preposition} the spill file in {dir}");
-    let hint = match error.kind() {
+    let message = BackendError::new(message);
+    match error.downcast::<Mismatch>() {
+        Ok(mismatch) => message.with_hint(Mismatch::HINT).with_source(mismatch),
+        Err(error) => match hint(&error) {
+            Some(hint) => message.with_hint(hint).with_source(error),
+            None => message.with_source(error),
+        },
+    }
+}
+
+fn hint(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             Some("free space there or name another folder with --spill-dir")
         }
@@ -112,10 +144,5 @@ fn failed<B>(
             Some("the disk reported an error: see the kernel log (dmesg)")
         }
         _ => None,
-    };
-    let error = BackendError::new(message).with_source(error);
-    match hint {
-        Some(hint) => error.with_hint(hint),
-        None => error,
     }
 }

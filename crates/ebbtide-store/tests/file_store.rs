@@ -6,9 +6,24 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::{Block, get, noise, open, put, single};
+use common::{Block, both_ways, get, noise, open, put, single};
 use ebbtide_core::{Bytes, Store};
-use ebbtide_store::{FileConfig, FileStore};
+use ebbtide_store::{FileConfig, FileStore, IoChoice, IoKind, IoReason};
+
+both_ways! {
+    odd_sizes_and_addresses_come_back_bit_exact;
+    buffered_files_serve_too;
+    many_jobs_at_once_with_reuse_of_extents;
+    a_put_frees_the_block_without_being_waited_for;
+    times_count_from_the_origin;
+    a_full_queue_blocks_and_goes_on;
+    loads_go_before_writes;
+    dropping_the_store_drops_what_is_queued;
+    a_capacity_is_an_error_at_once_and_gives_the_block_back;
+    shrinking_gives_back_what_is_not_in_use;
+    an_unused_file_is_emptied_if_asked_for;
+    checksums_are_kept_with_the_slot;
+}
 
 const SIZES: [usize; 12] = [
     0,
@@ -42,27 +57,24 @@ fn round_trips(config: &FileConfig) {
     assert_eq!(store.stats().bytes_held, 0);
 }
 
-#[test]
-fn odd_sizes_and_addresses_come_back_bit_exact() {
+fn odd_sizes_and_addresses_come_back_bit_exact(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
-    round_trips(&single(&dir));
+    round_trips(&single(&dir, io));
     // Staging of one grain: many chunks; the size is rounded up.
-    round_trips(&FileConfig { staging_bytes_per_worker: 1, ..single(&dir) });
+    round_trips(&FileConfig { staging_bytes_per_worker: 1, ..single(&dir, io) });
 }
 
-#[test]
-fn buffered_files_serve_too() {
+fn buffered_files_serve_too(io: IoChoice) {
     let Some(shm) = common::ram_folder() else { return };
-    let config = single(&shm);
+    let config = single(&shm, io);
     assert!(!open(&config).is_direct());
     round_trips(&config);
 }
 
-#[test]
-fn many_jobs_at_once_with_reuse_of_extents() {
+fn many_jobs_at_once_with_reuse_of_extents(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
     let alive = Arc::new(AtomicUsize::new(0));
-    let mut store = open(&FileConfig { workers: 4, ..FileConfig::new(dir.path()) });
+    let mut store = open(&FileConfig { workers: 4, ..single(&dir, io) });
     let len = |n: u64| 1000 + usize::try_from(n).unwrap() % 13 * 17_003;
     let mut high_water = None;
     for round in 0..5 {
@@ -103,11 +115,10 @@ fn many_jobs_at_once_with_reuse_of_extents() {
     assert_eq!(alive.load(Ordering::SeqCst), 0);
 }
 
-#[test]
-fn a_put_frees_the_block_without_being_waited_for() {
+fn a_put_frees_the_block_without_being_waited_for(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
     let alive = Arc::new(AtomicUsize::new(0));
-    let mut store = open(&single(&dir));
+    let mut store = open(&single(&dir, io));
     let ticket = store.put(Block::filled(1 << 20, 0, 1, &alive)).unwrap();
     let deadline = Instant::now() + Duration::from_secs(30);
     while alive.load(Ordering::SeqCst) > 0 {
@@ -119,12 +130,11 @@ fn a_put_frees_the_block_without_being_waited_for() {
     assert_eq!(timing.worker, 0);
 }
 
-#[test]
-fn times_count_from_the_origin() {
+fn times_count_from_the_origin(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
     let alive = Arc::new(AtomicUsize::new(0));
     let origin = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
-    let mut store = open(&FileConfig { origin, ..single(&dir) });
+    let mut store = open(&FileConfig { origin, ..single(&dir, io) });
     let ticket = store.put(Block::filled(100, 0, 1, &alive)).unwrap();
     let (_, timing) = store.wait(ticket).unwrap();
     assert!(timing.started_ns >= 7_000_000_000);
@@ -148,10 +158,9 @@ impl Bytes for Gate {
     }
 }
 
-#[test]
-fn a_full_queue_blocks_and_goes_on() {
+fn a_full_queue_blocks_and_goes_on(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
-    let config = FileConfig { queue_bytes: 10_000, ..single(&dir) };
+    let config = FileConfig { queue_bytes: 10_000, ..single(&dir, io) };
     let mut store = FileStore::<Gate>::open(&config).unwrap();
     let (open_gate, gate) = std::sync::mpsc::channel();
     // Larger than the bound, but the queue is empty.
@@ -169,10 +178,9 @@ fn a_full_queue_blocks_and_goes_on() {
     store.wait(first).unwrap();
 }
 
-#[test]
-fn loads_go_before_writes() {
+fn loads_go_before_writes(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
-    let mut store = FileStore::<Gate>::open(&single(&dir)).unwrap();
+    let mut store = FileStore::<Gate>::open(&single(&dir, io)).unwrap();
     let ticket = store.put(Gate(vec![7; 100], None)).unwrap();
     let ebbtide_core::Done::Stored(slot, _) = store.wait(ticket).unwrap().0 else { unreachable!() };
     let (open_gate, gate) = std::sync::mpsc::channel();
@@ -187,11 +195,10 @@ fn loads_go_before_writes() {
     store.wait(busy).unwrap();
 }
 
-#[test]
-fn dropping_the_store_drops_what_is_queued() {
+fn dropping_the_store_drops_what_is_queued(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
     let alive = Arc::new(AtomicUsize::new(0));
-    let mut store = open(&single(&dir));
+    let mut store = open(&single(&dir, io));
     for seed in 0..50 {
         store.put(Block::filled(100_000, 0, seed, &alive)).unwrap();
     }
@@ -200,11 +207,10 @@ fn dropping_the_store_drops_what_is_queued() {
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);
 }
 
-#[test]
-fn a_capacity_is_an_error_at_once_and_gives_the_block_back() {
+fn a_capacity_is_an_error_at_once_and_gives_the_block_back(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
     let alive = Arc::new(AtomicUsize::new(0));
-    let mut store = open(&FileConfig { capacity_bytes: Some(16_384), ..single(&dir) });
+    let mut store = open(&FileConfig { capacity_bytes: Some(16_384), ..single(&dir, io) });
     let slot = put(&mut store, Block::filled(10_000, 0, 1, &alive)).unwrap();
     let failed = store.put(Block::filled(5000, 0, 2, &alive)).unwrap_err();
     assert!(failed.block.bytes() == noise(5000, 2));
@@ -220,7 +226,7 @@ fn a_capacity_is_an_error_at_once_and_gives_the_block_back() {
 fn waiting_twice_panics() {
     let dir = tempfile::tempdir().unwrap();
     let alive = Arc::new(AtomicUsize::new(0));
-    let mut store = open(&single(&dir));
+    let mut store = open(&single(&dir, IoChoice::Threads));
     let ticket = store.put(Block::filled(1, 0, 1, &alive)).unwrap();
     store.wait(ticket).unwrap();
     let _ = store.wait(ticket);
@@ -231,7 +237,7 @@ fn waiting_twice_panics() {
 fn a_block_of_another_length_panics() {
     let dir = tempfile::tempdir().unwrap();
     let alive = Arc::new(AtomicUsize::new(0));
-    let mut store = open(&single(&dir));
+    let mut store = open(&single(&dir, IoChoice::Threads));
     let slot = put(&mut store, Block::filled(100, 0, 1, &alive)).unwrap();
     let _ = store.get(&slot, Block::zeroed(101, 0, &alive));
 }
@@ -240,10 +246,101 @@ fn a_block_of_another_length_panics() {
 fn settings_of_zero_are_errors() {
     let dir = tempfile::tempdir().unwrap();
     for config in [
-        FileConfig { workers: 0, ..single(&dir) },
-        FileConfig { staging_bytes_per_worker: 0, ..single(&dir) },
+        FileConfig { workers: 0, ..single(&dir, IoChoice::Threads) },
+        FileConfig { staging_bytes_per_worker: 0, ..single(&dir, IoChoice::Threads) },
     ] {
         let error = FileStore::<Block>::open(&config).unwrap_err();
         assert_eq!(error.to_string(), "the file tier needs a worker and a staging buffer");
+    }
+}
+
+fn shrinking_gives_back_what_is_not_in_use(io: IoChoice) {
+    const MIB: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let alive = Arc::new(AtomicUsize::new(0));
+    let mut store = open(&single(&dir, io));
+    assert_eq!((store.file_bytes().unwrap(), store.shrink().unwrap()), (0, 0));
+    let mut slots: Vec<_> = (0..8)
+        .map(|seed| Some(put(&mut store, Block::filled(1 << 20, 0, seed, &alive)).unwrap()))
+        .collect();
+    let all = store.file_bytes().unwrap();
+    assert!(all >= 8 * MIB, "{all}");
+    assert_eq!(store.shrink().unwrap(), 0, "everything is in use");
+    // Two holes in the middle, one at the end.
+    for place in [1, 4, 6, 7] {
+        store.discard(slots[place].take().unwrap());
+    }
+    assert_eq!(store.file_bytes().unwrap(), all, "kept for the next blocks");
+    // While a write is under way.
+    let ticket = store.put(Block::filled(1 << 20, 0, 100, &alive)).unwrap();
+    let given = store.shrink().unwrap();
+    assert_eq!(given, 3 * MIB, "one of the four is taken again");
+    let ebbtide_core::Done::Stored(slot, _) = store.wait(ticket).unwrap().0 else { unreachable!() };
+    assert_eq!(store.file_bytes().unwrap(), all - given);
+    for (seed, slot) in (0..8).zip(&slots) {
+        let Some(slot) = slot else { continue };
+        let home = get(&mut store, slot, Block::zeroed(1 << 20, 0, &alive)).unwrap();
+        assert!(home.bytes() == noise(1 << 20, seed));
+    }
+    let home = get(&mut store, &slot, Block::zeroed(1 << 20, 0, &alive)).unwrap();
+    assert!(home.bytes() == noise(1 << 20, 100));
+    // What was given back can be taken again.
+    for seed in 0..8 {
+        put(&mut store, Block::filled(1 << 20, 0, seed, &alive)).unwrap();
+    }
+    slots.into_iter().flatten().for_each(|slot| store.discard(slot));
+}
+
+fn an_unused_file_is_emptied_if_asked_for(io: IoChoice) {
+    let dir = tempfile::tempdir().unwrap();
+    let alive = Arc::new(AtomicUsize::new(0));
+    for empty_when_unused in [false, true] {
+        let mut store = open(&FileConfig { empty_when_unused, ..single(&dir, io) });
+        let [a, b] = [1, 2].map(|n| put(&mut store, Block::filled(1 << 20, 0, n, &alive)).unwrap());
+        store.discard(a);
+        assert!(store.file_bytes().unwrap() >= 2 << 20);
+        store.discard(b);
+        assert_eq!(store.file_bytes().unwrap() == 0, empty_when_unused);
+        let slot = put(&mut store, Block::filled(5000, 0, 3, &alive)).unwrap();
+        let home = get(&mut store, &slot, Block::zeroed(5000, 0, &alive)).unwrap();
+        assert!(home.bytes() == noise(5000, 3));
+    }
+}
+
+fn checksums_are_kept_with_the_slot(io: IoChoice) {
+    let dir = tempfile::tempdir().unwrap();
+    let alive = Arc::new(AtomicUsize::new(0));
+    for checksums in [false, true] {
+        let mut store = open(&FileConfig { checksums, ..single(&dir, io) });
+        let [a, b, c] =
+            [1, 1, 2].map(|n| put(&mut store, Block::filled(5000, 0, n, &alive)).unwrap());
+        assert_eq!(a.checksum().is_some(), checksums);
+        assert_eq!(a.checksum(), b.checksum());
+        assert_eq!(a.checksum() == c.checksum(), !checksums);
+    }
+}
+
+#[test]
+fn the_way_of_io_is_the_one_asked_for_or_is_explained() {
+    let dir = tempfile::tempdir().unwrap();
+    let report = |io| open(&single(&dir, io)).io().clone();
+    let threads = report(IoChoice::Threads);
+    assert_eq!((threads.kind, threads.reason), (IoKind::Threads, IoReason::Asked));
+    let auto = report(IoChoice::Auto);
+    match ebbtide_store::uring_available() {
+        Ok(()) => {
+            let uring = report(IoChoice::Uring);
+            assert_eq!((uring.kind, uring.reason), (IoKind::Uring, IoReason::Asked));
+            assert!(!matches!(auto.reason, IoReason::Asked | IoReason::Refused(_)), "{auto}");
+        }
+        Err(why) => {
+            let config = single(&dir, IoChoice::Uring);
+            let error = FileStore::<Block>::open(&config).unwrap_err();
+            let text = "the kernel refuses io_uring, which the settings ask for";
+            assert_eq!(error.to_string(), text);
+            assert!(error.hint().is_some());
+            assert_eq!(auto.kind, IoKind::Threads);
+            assert_eq!(auto.reason, IoReason::Refused(why.to_string()));
+        }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Block, noise};
 use ebbtide_core::{Bytes, Done, Store, Ticket};
-use ebbtide_store::{AnySlot, AnyStore, FileConfig, FileStore, HostConfig, HostStore};
+use ebbtide_store::{AnySlot, AnyStore, FileConfig, FileStore, HostConfig, HostStore, IoChoice};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -18,6 +18,7 @@ enum Op {
     Get { slot: Index, skip: usize },
     Wait(Index),
     Discard(Index),
+    Shrink,
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -28,6 +29,7 @@ fn op() -> impl Strategy<Value = Op> {
         3 => (any::<Index>(), skip).prop_map(|(slot, skip)| Op::Get { slot, skip }),
         4 => any::<Index>().prop_map(Op::Wait),
         2 => any::<Index>().prop_map(Op::Discard),
+        1 => Just(Op::Shrink),
     ]
 }
 
@@ -82,6 +84,11 @@ impl Run {
             }
             Op::Wait(job) if !self.jobs.is_empty() => self.wait(job.index(self.jobs.len())),
             Op::Wait(_) => {}
+            Op::Shrink => {
+                if let AnyStore::File(store) = &mut self.store {
+                    store.shrink().unwrap();
+                }
+            }
             Op::Discard(slot) => {
                 let name = self.pick(slot).filter(|name| self.slots[name].readers == 0);
                 let Some(name) = name else { return };
@@ -136,13 +143,19 @@ proptest! {
     #[test]
     fn every_tier_agrees_with_a_map(ops in prop::collection::vec(op(), 1..80), workers in 1_usize..4) {
         let dir = tempfile::tempdir().unwrap();
-        let config = FileConfig {
-            workers,
-            staging_bytes_per_worker: 8192,
-            queue_bytes: 300_000,
-            ..FileConfig::new(dir.path())
-        };
-        check(FileStore::open(&config).unwrap().into(), &ops);
+        let mut ways = vec![IoChoice::Threads];
+        if common::ring_is_allowed("every_tier_agrees_with_a_map") {
+            ways.push(IoChoice::Uring);
+        }
+        for io in ways {
+            let config = FileConfig {
+                workers,
+                staging_bytes_per_worker: 8192,
+                queue_bytes: 300_000,
+                ..common::single(&dir, io)
+            };
+            check(FileStore::open(&config).unwrap().into(), &ops);
+        }
         check(HostStore::new(&HostConfig::default()).unwrap().into(), &ops);
     }
 }
@@ -153,7 +166,7 @@ fn a_slot_of_another_tier_panics() {
     let mut host = HostStore::new(&HostConfig::default()).unwrap();
     let slot = common::put(&mut host, Block::zeroed(1, 0, &Arc::default())).unwrap();
     let dir = tempfile::tempdir().unwrap();
-    let mut file: AnyStore<Block> = common::open(&common::single(&dir)).into();
+    let mut file: AnyStore<Block> = common::open(&common::single(&dir, IoChoice::Threads)).into();
     assert!(file.notices().len() < 2);
     file.discard(AnySlot::Host(slot));
 }

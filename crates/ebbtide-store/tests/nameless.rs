@@ -9,10 +9,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
-use common::{Block, open, put, single};
+use common::{Block, both_ways, open, put, single};
 use ebbtide_core::Store;
+use ebbtide_store::IoChoice;
 use rustix::fs::{Advice, fadvise};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
+
+both_ways! {
+    c22_file_is_unlinked_at_once;
+    direct_io_leaves_nothing_in_the_page_cache;
+}
 
 /// Descriptors of this process whose files are or were in the folder, and their names.
 fn descriptors(dir: &Path) -> Vec<(PathBuf, String)> {
@@ -27,11 +33,10 @@ fn descriptors(dir: &Path) -> Vec<(PathBuf, String)> {
     links.filter(|(_, target)| target.starts_with(dir)).collect()
 }
 
-#[test]
-fn c22_file_is_unlinked_at_once() {
+fn c22_file_is_unlinked_at_once(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
     let alive = Arc::new(AtomicUsize::new(0));
-    let mut store = open(&single(&dir));
+    let mut store = open(&single(&dir, io));
     let slot = put(&mut store, Block::filled(100_000, 0, 1, &alive)).unwrap();
 
     assert_eq!(dir.path().read_dir().unwrap().count(), 0);
@@ -63,11 +68,10 @@ fn cached_pages(file: &File) -> usize {
     cached.count()
 }
 
-#[test]
-fn direct_io_leaves_nothing_in_the_page_cache() {
+fn direct_io_leaves_nothing_in_the_page_cache(io: IoChoice) {
     let dir = tempfile::tempdir().unwrap();
     let alive = Arc::new(AtomicUsize::new(0));
-    let mut store = open(&single(&dir));
+    let mut store = open(&single(&dir, io));
     if !store.is_direct() {
         assert_eq!(store.notices().len(), 1, "buffered, and said so");
         return;

@@ -1,11 +1,11 @@
 //! Blocks that know their content, and short forms of the calls.
-#![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(dead_code, unused_macros, unused_imports, reason = "each test binary uses a part of it")]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ebbtide_core::{Bytes, Done, Failed, Store};
-use ebbtide_store::{AlignedBuf, FileConfig, FileStore};
+use ebbtide_store::{AlignedBuf, FileConfig, FileStore, IoChoice};
 
 /// `len` bytes at an address that is `skip` bytes past a page; counts itself while it lives.
 #[derive(Debug)]
@@ -71,9 +71,46 @@ pub(crate) fn ram_folder() -> Option<tempfile::TempDir> {
     tmpfs.then(|| tempfile::tempdir_in("/dev/shm").unwrap())
 }
 
-/// One worker, so that the order of calls is known.
-pub(crate) fn single(dir: &tempfile::TempDir) -> FileConfig {
-    FileConfig { workers: 1, ..FileConfig::new(dir.path()) }
+/// One worker, so that the order of calls is known. Blocks are checked.
+pub(crate) fn single(dir: &tempfile::TempDir, io: IoChoice) -> FileConfig {
+    FileConfig { workers: 1, io, checksums: true, ..FileConfig::new(dir.path()) }
+}
+
+/// Makes two tests of each function: one for each way of I/O. Those with the ring are left out,
+/// with a message, where the kernel refuses it.
+macro_rules! both_ways {
+    ($($(#[$attribute:meta])* $name:ident;)*) => {
+        mod threads {
+            $(#[test] $(#[$attribute])* fn $name() {
+                super::$name(ebbtide_store::IoChoice::Threads);
+            })*
+        }
+
+        mod uring {
+            $(#[test] $(#[$attribute])* fn $name() {
+                if $crate::common::ring_is_allowed(stringify!($name)) {
+                    super::$name(ebbtide_store::IoChoice::Uring);
+                }
+            })*
+        }
+    };
+}
+pub(crate) use both_ways;
+
+/// Says that a test does nothing, and why.
+#[allow(clippy::print_stderr, reason = "nothing is hidden about what was not tested")]
+pub(crate) fn skipped(test: &str, why: &str) {
+    eprintln!("SKIPPED {test}: {why}");
+}
+
+pub(crate) fn ring_is_allowed(test: &str) -> bool {
+    match ebbtide_store::uring_available() {
+        Ok(()) => true,
+        Err(why) => {
+            skipped(&format!("uring::{test}"), &format!("the kernel refuses io_uring: {why}"));
+            false
+        }
+    }
 }
 
 pub(crate) fn put<S: Store<Block>>(store: &mut S, block: Block) -> Result<S::Slot, Failed<Block>> {
