@@ -208,6 +208,7 @@ fn stored<B, Slot>(done: Outcome<B, Slot>) -> Result<(Slot, Timing), Failed<B>> 
 fn loaded<B, Slot>(done: Outcome<B, Slot>) -> Result<(B, Timing), BackendError> {
     match done.map_err(|failed| failed.error)? {
         (Done::Loaded(block), timing) => Ok((block, timing)),
-        (Done::Stored(..), _) => unreachable!("the store answered a get with a put"),
+        // As a store in a forked child does, which must not touch what is the parent's.
+        (Done::Stored(..), _) => Err(BackendError::new("the store gave no bytes")),
     }
 }

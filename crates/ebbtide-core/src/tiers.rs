@@ -214,7 +214,13 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
                 self.oldest.push_back((number, self.parcels.get(number).serial));
                 Ok(())
             }
-            Ok((Done::Stored(..), _)) => unreachable!("the store answered a get with a put"),
+            // As a store in a forked child does, which must not touch what is the parent's.
+            Ok((Done::Stored(..), _)) => {
+                parcel.tier = Tier::Disk(slot, place.bytes());
+                self.pools[0].freed(place);
+                let error = BackendError::new("the store gave no bytes");
+                Err(Error::caused_by(Kind::Fetch { bytes }, error))
+            }
             Err(Failed { error, block }) => {
                 hit(Mark::ArriveFailed);
                 parcel.tier = Tier::Disk(slot, place.bytes());
