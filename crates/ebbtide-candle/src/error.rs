@@ -54,7 +54,7 @@ impl Error {
             Kind::Setting { hint, .. } => hint,
             Kind::UnlistedCapture { .. } => {
                 "name every variable the closure uses in `params`, and pass every other tracked \
-                 tensor as an input"
+                 tensor as an input; a layer can't run inside another one"
             }
             Kind::Random { .. } => "use keep or swap for this layer, or pass its masks as inputs",
             Kind::RecomputeDiffers { .. } => {
