@@ -27,6 +27,10 @@ pub(crate) enum Command {
     /// Train a byte-level language model and say what it cost
     #[command(after_help = EXAMPLES)]
     Train(Box<TrainArgs>),
+    /// Say what this machine can do for swapping: memory, disk, CUDA driver, wear
+    Doctor(DoctorArgs),
+    /// Measure what the engine and its tiers reach here, against what they should
+    Bench(BenchArgs),
     /// One run in a process of its own, driven over its standard input
     #[command(hide = true)]
     Worker {
@@ -142,6 +146,32 @@ pub(crate) struct OutputArgs {
     /// Write a timeline of copies and waits for Perfetto or Chrome's tracing page
     #[arg(long, value_name = "FILE")]
     pub(crate) timeline: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Folder that would hold the spill file [default: the one that train spills to]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Write all findings as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Measure for a second instead of five; figures scatter more
+    #[arg(long)]
+    pub(crate) quick: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchArgs {
+    /// Folder for the file tier [default: the one that train spills to]
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) dir: Option<PathBuf>,
+    /// Write all figures as JSON
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Fewer rounds and less data; figures scatter more
+    #[arg(long)]
+    pub(crate) quick: bool,
 }
 
 /// Type of weights and activations. Moments and losses are f32 under both.

@@ -51,7 +51,7 @@ pub(crate) fn plan(args: TrainArgs) -> Result<Plan, Failure> {
     check_files::inputs(&training.text)?;
     check_files::outputs(&training, &output)?;
     if swaps(&mode, &shape) && tier.kind == TierKind::File {
-        check_files::spill_folder(&tier.dir)?;
+        check_files::spill_folder("--spill-dir", &tier.dir)?;
     }
     let corpus = Corpus::load(&training.text, shape.seq)?;
     let notes = notes(saved.as_ref(), &corpus, tier.kind);
@@ -260,6 +260,11 @@ fn notes(saved: Option<&Header>, corpus: &Corpus, tier: TierKind) -> Vec<String>
     if saved.is_some_and(|saved| saved.text != corpus.fingerprint()) {
         let note = "the text is not the one that the saved run was trained on, so this run is not \
             the one that would have followed";
+        notes.push(note.to_owned());
+    }
+    if saved.is_some_and(|saved| !saved.is_checked()) {
+        let note = "the saved run has no checksum, since an older ebbtide wrote it: damage to its \
+            numbers would not be seen";
         notes.push(note.to_owned());
     }
     if tier == TierKind::Host {

@@ -50,7 +50,8 @@ pub(crate) fn outputs(training: &TrainingArgs, output: &OutputArgs) -> Result<()
     Ok(())
 }
 
-fn target(flag: &str, path: &Path) -> Result<(), Failure> {
+/// The file that `flag` names has to be writable, and is not written yet.
+pub(crate) fn target(flag: &str, path: &Path) -> Result<(), Failure> {
     let wrong = |why: &str| {
         Failure::bad_input(
             format!("{flag} can't write {}: {why}", path.display()),
@@ -61,8 +62,11 @@ fn target(flag: &str, path: &Path) -> Result<(), Failure> {
         Ok(metadata) if metadata.is_dir() => return Err(wrong("it is a folder")),
         Ok(metadata) if !metadata.is_file() || files::is_stdout(path) => {
             // A pipe or a device: nothing is made in its folder. A state is too dear for one.
-            let saves = flag == "--save";
-            return if saves { Err(wrong("it is not a regular file")) } else { Ok(()) };
+            return match flag {
+                "--save" if metadata.is_file() => Err(wrong("it is standard output")),
+                "--save" => Err(wrong("it is not a regular file")),
+                _ => Ok(()),
+            };
         }
         _ => {}
     }
@@ -82,11 +86,12 @@ fn same(path: &Path) -> PathBuf {
     })
 }
 
-pub(crate) fn spill_folder(folder: &Path) -> Result<(), Failure> {
+/// The folder of the spill file, which `flag` names, has to take files.
+pub(crate) fn spill_folder(flag: &str, folder: &Path) -> Result<(), Failure> {
     files::probe(folder).map_err(|error| {
         Failure::bad_input(
             format!("can't spill to the folder {}: {error}", folder.display()),
-            "name an existing, writable folder with --spill-dir",
+            format!("name an existing, writable folder with {flag}"),
         )
     })
 }

@@ -86,6 +86,13 @@ impl From<ebbtide_core::Error> for Failure {
     }
 }
 
+impl From<ebbtide_core::BackendError> for Failure {
+    fn from(error: ebbtide_core::BackendError) -> Self {
+        let hint = error.hint().unwrap_or("free some space there, or name another folder");
+        Self::run_time(with_causes(&error), hint)
+    }
+}
+
 /// The message followed by those causes that it does not already quote.
 pub(crate) fn with_causes(error: &dyn StdError) -> String {
     let mut text = error.to_string();

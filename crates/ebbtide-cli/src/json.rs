@@ -1,14 +1,24 @@
-//! The file that `--json` writes.
+//! The file that `train --json` writes, and the text of every such file.
 
 use serde::Serialize;
 
 use crate::compare;
 use crate::config::{Shape, VOCAB};
+use crate::failure::Failure;
 use crate::params;
 use crate::trainer::{Outcome, Record};
 
 /// Version of the layout; it changes when a field changes its meaning or goes.
 const SCHEMA: u32 = 1;
+
+/// A report as the bytes of its file.
+pub(crate) fn text(report: &impl Serialize) -> Result<Vec<u8>, Failure> {
+    let mut text = serde_json::to_vec_pretty(report).map_err(|error| {
+        Failure::run_time(format!("can't write the figures: {error}"), "please report this")
+    })?;
+    text.push(b'\n');
+    Ok(text)
+}
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Report<'a> {

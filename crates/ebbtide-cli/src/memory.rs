@@ -13,6 +13,14 @@ pub(crate) fn live_bytes() -> u64 {
     HEAP.live_bytes()
 }
 
+/// Most device bytes while `f` ran, beyond those that were there before it.
+pub(crate) fn peak_of(f: impl FnOnce()) -> u64 {
+    let before = HEAP.live_bytes();
+    HEAP.reset_peak();
+    f();
+    HEAP.peak_bytes().saturating_sub(before)
+}
+
 /// Memory from a moment on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Meter {
@@ -42,7 +50,7 @@ impl Meter {
 }
 
 /// Reads a line such as `VmHWM:  1234 kB`.
-fn kib_field(text: &str, name: &str) -> Option<u64> {
+pub(crate) fn kib_field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse::<u64>().ok()?.checked_mul(1024)
 }

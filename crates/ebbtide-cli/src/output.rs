@@ -107,9 +107,19 @@ impl Printer {
     }
 }
 
+/// Something the user should know, from a command that shows no progress.
+pub(crate) fn note(text: &str) {
+    to_stderr(&format!("note: {text}"));
+}
+
 /// What went wrong. Never silenced.
 pub(crate) fn failure(failure: &Failure) {
     to_stderr(&failure.to_string());
+}
+
+/// Bytes of a file that the user wants on standard error.
+pub(crate) fn raw_to_stderr(bytes: &[u8]) -> io::Result<()> {
+    io::stderr().lock().write_all(bytes)
 }
 
 fn to_stderr(text: &str) {

@@ -5,7 +5,7 @@ use crate::check::{self, Plan};
 use crate::config::{Mode, Setup};
 use crate::failure::Failure;
 use crate::files;
-use crate::json::Report;
+use crate::json::{self, Report};
 use crate::output::Printer;
 use crate::sample;
 use crate::signals::Signals;
@@ -163,11 +163,7 @@ fn write_json(plan: &Plan, outcomes: &[Outcome]) -> Result<(), Failure> {
         return Ok(());
     };
     let report = Report::new(&plan.setup.config.shape, plan.compare, outcomes);
-    let mut text = serde_json::to_vec_pretty(&report).map_err(|error| {
-        Failure::run_time(format!("can't write the figures: {error}"), "please report this")
-    })?;
-    text.push(b'\n');
-    files::write(path, &text)
+    files::write(path, &json::text(&report)?)
 }
 
 fn write_timeline(plan: &Plan, trainer: &mut Trainer) -> Result<(), Failure> {

@@ -1,7 +1,9 @@
 //! clap's answers in the command's own form: help on standard output, and errors as two lines.
 
+use clap::CommandFactory;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::args::Cli;
 use crate::failure::Failure;
 use crate::output::Printer;
 
@@ -35,6 +37,14 @@ fn hint(error: &clap::Error) -> String {
     }
     match listed(ContextKind::ValidValue) {
         Some(values) => format!("it is one of {values}"),
-        None => "`ebbtide train --help` lists what can be given".to_owned(),
+        None => format!("`ebbtide {} --help` lists what can be given", command()),
     }
+}
+
+/// The command that was called, as far as one can tell; clap's errors name it only in their usage.
+fn command() -> String {
+    let first = std::env::args_os().nth(1).unwrap_or_default();
+    let cli = Cli::command();
+    let known = cli.find_subcommand(first).filter(|command| !command.is_hide_set());
+    known.map_or("train", clap::Command::get_name).to_owned()
 }

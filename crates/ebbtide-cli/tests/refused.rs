@@ -263,7 +263,11 @@ fn files_that_can_not_be_resumed() {
     hint: name a file that `ebbtide train --save` has written
     ");
     assert_snapshot!(refused_training(&["--resume", "."]), @r"
-    error: can't resume from .: Is a directory (os error 21)
+    error: can't resume from .: it is not a regular file
+    hint: name a file that `ebbtide train --save` has written
+    ");
+    assert_snapshot!(refused_training(&["--resume", "/dev/zero"]), @r"
+    error: can't resume from /dev/zero: it is not a regular file
     hint: name a file that `ebbtide train --save` has written
     ");
     assert_snapshot!(refused_training(&["--resume", "long.txt"]), @r"

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Place, numbers, text};
+use common::{Place, names, numbers, text};
 use insta::assert_snapshot;
 
 fn identical_after_resuming(dtype: &str, policy: &str) {
@@ -102,4 +102,75 @@ fn saving_over_the_resumed_file_goes_on_with_it() {
     }
     place.trained(&["--steps", "3", "--policy", "plain", "--save", "whole"]);
     assert!(place.bytes("whole") == place.bytes("state"));
+}
+
+/// One bit, in the tensors or in the header.
+#[test]
+fn a_saved_run_that_was_damaged_is_refused() {
+    let place = Place::new();
+    place.trained(&["--steps", "3", "--policy", "plain", "--save", "whole"]);
+    let whole = place.bytes("whole");
+    let step = whole.windows(8).position(|w| w == b"step\\\":3").unwrap() + 7;
+    let refused = |at: usize| {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        std::fs::write(place.path().join("damaged"), bytes).unwrap();
+        let output = place.run(&["train", "--resume", "damaged"]);
+        assert_eq!(output.status.code(), Some(2));
+        text(&output.stderr)
+    };
+    assert_snapshot!(refused(step), @r"
+    error: can't resume from damaged: it has changed since it was written: its checksum differs
+    hint: resume from another copy of it; some of this one's bits are wrong
+    ");
+    assert_eq!(refused(whole.len() - 1), refused(step));
+}
+
+/// A process that is killed while it saves leaves a part of a file; the next save takes it away.
+#[test]
+fn a_save_keeps_the_mode_and_leaves_one_file() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    let state = place.path().join("state");
+    std::fs::write(place.path().join(".state.4000000.tmp"), "half").unwrap();
+    std::fs::write(&state, "old").unwrap();
+    std::fs::set_permissions(&state, std::fs::Permissions::from_mode(0o640)).unwrap();
+    place.trained(&["--steps", "1", "--policy", "plain", "--save", "state"]);
+    assert_eq!(std::fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o640);
+    assert_eq!(names(place.path()), ["state"]);
+}
+
+/// Files of the first versions go on, and the user hears what they lack.
+#[test]
+fn a_saved_run_without_a_checksum_is_resumed_with_a_notice() {
+    let place = Place::new();
+    place.trained(&["--steps", "1", "--policy", "plain", "--save", "state"]);
+    let mut bytes = place.bytes("state");
+    let mark = b",\\\"checksum\\\":\\\"";
+    let start = bytes.windows(mark.len()).position(|w| w == mark).unwrap();
+    let length = mark.len() + 16 + 2;
+    bytes.drain(start..start + length);
+    // The header keeps its length: spaces after it are allowed, and keep the tensors aligned.
+    let header = usize::from_le_bytes(bytes[..8].try_into().unwrap());
+    let end = 8 + header - length;
+    bytes.splice(end..end, vec![b' '; length]);
+    std::fs::write(place.path().join("old"), bytes).unwrap();
+    let output = place.run(&["train", "--resume", "old", "--steps", "2", "--save", "next"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("note: the saved run has no checksum"));
+    place.trained(&["--steps", "2", "--policy", "plain", "--save", "whole"]);
+    assert!(place.bytes("next") == place.bytes("whole"));
+}
+
+/// Rates of many digits: JSON carries them to workers and into the file.
+#[test]
+fn any_rate_arrives_to_the_bit() {
+    let place = Place::new();
+    let rate = ["--lr", "0.0038106145162599358"];
+    let output = place.trained(&[&rate[..], &["--steps", "3", "--save", "half"]].concat());
+    assert!(text(&output.stdout).contains("bit-identical to plain"));
+    place.trained(&[&rate[..], &["--steps", "5", "--save", "whole"]].concat());
+    let rest = ["train", "--resume", "half", "--steps", "5", "--save", "rest"];
+    assert!(place.run(&rest).status.success());
+    assert!(place.bytes("whole") == place.bytes("rest"));
 }

@@ -2,19 +2,13 @@
 
 mod common;
 
-use common::{Place, names, numbers, text};
-
-/// Keys of an object, in order.
-fn keys(value: &serde_json::Value) -> Vec<&str> {
-    value.as_object().unwrap().keys().map(String::as_str).collect()
-}
+use common::{Place, TINY, keys, names, numbers, text};
 
 #[test]
 fn the_json_has_every_field_and_no_other() {
     let place = Place::new();
     place.trained(&["--steps", "4", "--quiet", "--json", "report.json"]);
     let report = place.json("report.json");
-    // serde_json sorts keys when it reads.
     assert_eq!(keys(&report), ["command", "device", "identical", "model", "runs", "schema"]);
     assert_eq!(report["schema"], 1);
     assert_eq!(report["command"], "train");
@@ -182,6 +176,36 @@ fn the_json_may_go_to_standard_output() {
     let (json, table) = said.split_once("\n}\n").unwrap();
     serde_json::from_str::<serde_json::Value>(&format!("{json}\n}}")).unwrap();
     assert!(table.starts_with("mode "), "{table}");
+}
+
+/// Nor is a file that standard output goes to, under whatever name.
+#[test]
+fn the_json_may_go_where_standard_output_goes() {
+    let place = Place::new();
+    for (number, name) in ["/dev/fd/1", "/proc/self/fd/1", "out2"].into_iter().enumerate() {
+        let out = format!("out{number}");
+        let file = std::fs::File::create(place.path().join(&out)).unwrap();
+        let args = ["train", "--steps", "1", "--policy", "plain", "--json", name];
+        let status = place.command(&[&args[..], &TINY].concat()).stdout(file).status().unwrap();
+        assert!(status.success());
+        let said = text(&place.bytes(&out));
+        let (json, table) = said.split_once("\n}\n").unwrap();
+        serde_json::from_str::<serde_json::Value>(&format!("{json}\n}}")).unwrap();
+        assert!(table.starts_with("mode "), "{name}: {table}");
+    }
+}
+
+#[test]
+fn the_json_may_go_where_standard_error_goes() {
+    let place = Place::new();
+    let file = std::fs::File::create(place.path().join("err")).unwrap();
+    let args = ["train", "--steps", "1", "--policy", "plain", "--json", "/dev/fd/2"];
+    let status = place.command(&[&args[..], &TINY].concat()).stderr(file).status().unwrap();
+    assert!(status.success());
+    let said = text(&place.bytes("err"));
+    let (chatter, json) = said.split_once("\n{\n").unwrap();
+    assert!(chatter.contains("plain, step 1: "), "{chatter}");
+    serde_json::from_str::<serde_json::Value>(&format!("{{{json}")).unwrap();
 }
 
 #[test]

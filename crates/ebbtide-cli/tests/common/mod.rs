@@ -82,6 +82,11 @@ pub(crate) fn names(folder: &Path) -> Vec<String> {
     names
 }
 
+/// Keys of an object, in order: they are sorted when the text is read.
+pub(crate) fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
 /// Numbers of an array of the report.
 pub(crate) fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()

@@ -1,0 +1,4 @@
+//! The target `size` for libFuzzer.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| ebbtide_fuzz::targets::size(bytes));
