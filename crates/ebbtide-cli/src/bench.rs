@@ -102,7 +102,7 @@ fn engine_rows(rounds: usize) -> Result<Vec<Row>, Failure> {
             Bound::AtMost(0.0),
             "at any moment of a step, over what was there before".into(),
         ),
-        Row::new("packed, of one large copy", ratio, "x", Bound::AtLeast(0.9), detail),
+        Row::new("packed out and home, of one large copy", ratio, "x", Bound::AtLeast(0.9), detail),
         Row::new(
             "host memory held, of 1.1 GiB asked for",
             pool.held / pool.asked,

@@ -53,9 +53,11 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         }
         let stream = self.stream(Direction::In, freight.cargo.stream);
         let stream = stream.map_err(|e| whole(freight, "no copy stream", e))?;
-        let mut restored = 0;
+        self.prove_loose_end(freight.cargo)
+            .map_err(|e| whole(freight, "the copies can't be ordered behind earlier ones", e))?;
+        freight.cargo.last = Some(stream);
         let queued = self
-            .restore(freight, &mut restored)
+            .restore(freight)
             .and_then(|()| self.order_and_copy(freight, stream))
             .and_then(|()| {
                 let event = self.device.record(stream);
@@ -65,14 +67,20 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
             Ok(event) => {
                 for index in 0..freight.records.len() {
                     if self.is_ready(freight, index) {
-                        sure(freight.records[index].residency.start_load(()));
+                        let residency = &mut freight.records[index].residency;
+                        if let Some(piece) = residency.place() {
+                            // It may not have been asked for, if an earlier fetch stopped half-way.
+                            self.tiers.parcels.get(piece.parcel).busy = true;
+                        }
+                        sure(residency.start_load(()));
+                        freight.records[index].filled = false;
                     }
                 }
                 freight.cargo.event = Some(event);
                 Ok(())
             }
             Err(error) => {
-                self.undo(freight, restored, stream);
+                self.undo(freight, stream);
                 Err(error)
             }
         }
@@ -85,20 +93,13 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
             .is_some_and(|piece| matches!(self.tiers.parcels.get(piece.parcel).tier, Tier::Host(_)))
     }
 
-    /// Gives the storages their memory again, and the buckets theirs for staging. `restored` counts
-    /// the records looked at.
-    fn restore(
-        &mut self,
-        freight: &mut Freight<'_, Self>,
-        restored: &mut usize,
-    ) -> Result<(), Error> {
+    /// Gives the storages their memory again, and the buckets theirs for staging.
+    fn restore(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error> {
         for index in 0..freight.records.len() {
             if self.is_ready(freight, index) {
-                let record = &mut freight.records[index];
-                let done = self.device.restore(&mut record.storage, record.bytes);
+                let done = self.fill(freight, index);
                 done.map_err(|e| freight.detailed_error(Trip::Load, index, e))?;
             }
-            *restored = index + 1;
         }
         if self.device.gathers() {
             return Ok(());
@@ -113,6 +114,25 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
             }
         }
         Ok(())
+    }
+
+    /// Memory for one record, unless it has that already.
+    fn fill(&mut self, freight: &mut Freight<'_, Self>, index: usize) -> Result<(), BackendError> {
+        let record = &mut freight.records[index];
+        if record.filled {
+            hit(Mark::FilledAlready);
+            return Ok(());
+        }
+        self.device.restore(&mut record.storage, record.bytes)?;
+        record.filled = true;
+        Ok(())
+    }
+
+    /// Takes the memory back after a load that failed. If the device refuses, the record keeps it for
+    /// the next load.
+    fn empty(&mut self, freight: &mut Freight<'_, Self>, index: usize) {
+        let record = &mut freight.records[index];
+        record.filled = self.device.free(&mut record.storage).is_err();
     }
 
     fn order_and_copy(
@@ -160,17 +180,32 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         }
     }
 
-    /// A load failed half-way: storages are emptied again behind what was queued, so that the load can
-    /// be tried again.
-    fn undo(&mut self, freight: &mut Freight<'_, Self>, restored: usize, stream: A::Stream) {
-        hit(Mark::LoadUndone);
+    /// Orders the compute stream, and whoever gets the host buffers next, behind what a failed load has
+    /// queued. `false` if nothing is known about the end of it.
+    fn fence_failed_load(&mut self, cargo: &mut Cargo<A>, stream: A::Stream) -> bool {
         let fence = self.fence(stream);
         let ended = self.compute_behind(&fence);
+        // The compute stream is behind the offload as well.
+        let behind = ended.then(|| self.device.record(self.device.compute()).ok()).flatten();
+        cargo.loose = behind.is_none();
+        for &number in &cargo.parcels {
+            let parcel = self.tiers.parcels.get(number);
+            if matches!(parcel.tier, Tier::Host(_)) {
+                parcel.written = behind.clone().or(parcel.written.take());
+            }
+        }
+        ended
+    }
+
+    /// A load failed half-way: storages are emptied again behind what was queued, so that the load can
+    /// be tried again.
+    fn undo(&mut self, freight: &mut Freight<'_, Self>, stream: A::Stream) {
+        hit(Mark::LoadUndone);
+        let ended = self.fence_failed_load(freight.cargo, stream);
         self.drop_staging(freight.cargo, ended);
-        for index in 0..restored {
-            if ended && self.is_ready(freight, index) {
-                // Freed on the device that has just given it; if it refuses, it is lost.
-                let _ = self.device.free(&mut freight.records[index].storage);
+        for index in 0..freight.records.len() {
+            if ended && freight.records[index].filled {
+                self.empty(freight, index);
             }
         }
     }
@@ -213,21 +248,20 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         let here = fetched.and_then(|()| self.tiers.arrive(piece.parcel));
         let home = here.map_err(BackendError::from).and_then(|()| {
             let stream = self.stream(Direction::In, None)?;
-            let record = &mut freight.records[index];
-            self.device.restore(&mut record.storage, record.bytes)?;
-            let copied = self.copy_and_wait(record, piece, stream);
-            if copied.is_err() {
-                let fence = self.fence(stream);
-                if self.compute_behind(&fence) {
-                    // As in `undo`.
-                    let _ = self.device.free(&mut record.storage);
-                }
+            self.prove_loose_end(freight.cargo)?;
+            freight.cargo.last = Some(stream);
+            self.fill(freight, index)?;
+            let copied = self.copy_and_wait(&freight.records[index], piece, stream);
+            if copied.is_err() && self.fence_failed_load(freight.cargo, stream) {
+                self.empty(freight, index);
             }
             copied
         });
-        self.tiers.parcels.get(piece.parcel).busy = false;
+        // What may still be read does not move.
+        self.tiers.parcels.get(piece.parcel).busy = freight.cargo.loose;
         home.map_err(|e| freight.detailed_error(Trip::Load, index, e))?;
         let record = &mut freight.records[index];
+        record.filled = false;
         sure(record.residency.start_load(()));
         let _same_piece: Piece = sure(record.residency.finish_load());
         let bytes = record.ranges.bytes();

@@ -28,6 +28,7 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         };
         let out = self.stream(Direction::Out, stream);
         let out = out.map_err(|e| whole(freight, "no copy stream", e))?;
+        freight.cargo.last = Some(out);
         let queued = self.queue_offload(freight, plan, out).and_then(|()| {
             let event = self.device.record(out);
             event.map_err(|e| whole(freight, "its end can't be marked", e))
@@ -202,6 +203,7 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         let fence = self.fence(out);
         // Staging memory and the storages themselves may be freed from now on.
         let ended = self.compute_behind(&fence);
+        freight.cargo.loose = !ended;
         self.drop_staging(freight.cargo, ended);
         for number in freight.cargo.parcels.drain(..) {
             match &fence {
@@ -211,19 +213,17 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
             }
         }
     }
+}
 
-    /// The end of an offload can't be waited for. The storages are untouched; whether the copies have
-    /// ended nobody knows.
-    pub(crate) fn lose_offload(&mut self, freight: &mut Freight<'_, Self>) {
-        hit(Mark::OffloadLost);
-        self.drop_staging(freight.cargo, false);
-        for record in freight.records.iter_mut().filter(|r| r.residency.offload().is_some()) {
-            // Its parcel is lost as a whole, below.
-            let _piece: Piece = sure(record.residency.keep_on_device());
-        }
-        for number in freight.cargo.parcels.drain(..) {
-            self.tiers.lose(number);
-        }
+/// The end of an offload can't be waited for. The storages are untouched; what the copies use goes back
+/// when the group does.
+pub(crate) fn lose_offload<A: Accelerator, S: Store<A::Host>>(
+    freight: &mut Freight<'_, Staged<A, S>>,
+) {
+    hit(Mark::OffloadLost);
+    for record in freight.records.iter_mut().filter(|r| r.residency.offload().is_some()) {
+        // Its parcel goes back as a whole.
+        let _piece: Piece = sure(record.residency.keep_on_device());
     }
 }
 

@@ -108,7 +108,7 @@ impl<D: Device, S: Store<D::Block>> Mover for Direct<D, S> {
         self.finish_load(freight, index)
     }
 
-    fn abandon(&mut self, freight: &mut Freight<'_, Self>) {
+    fn abandon(&mut self, freight: &mut Freight<'_, Self>) -> bool {
         for index in 0..freight.records.len() {
             match freight.records[index].residency.abandon() {
                 Owed::Nothing => {}
@@ -125,6 +125,8 @@ impl<D: Device, S: Store<D::Block>> Mover for Direct<D, S> {
                 }
             }
         }
+        // Each copy owns the memory that it reads or writes.
+        true
     }
 
     fn tier(&self, _: &S::Slot) -> &'static str {

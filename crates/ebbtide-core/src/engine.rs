@@ -268,10 +268,42 @@ impl<M: Mover> Engine<M> {
             "host" => hit(Mark::ProtectedAway),
             _ => {}
         }
-        if self.phase(group) == Some(Phase::Loading) {
-            return self.wait_load(group);
+        let loading = self.phase(group) == Some(Phase::Loading);
+        self.with_room(group, |engine| {
+            engine.lend(group, |mover, freight| {
+                if loading { mover.wait_load(freight) } else { mover.retrieve(freight, index) }
+            })?
+        })
+    }
+
+    /// Makes a call again whose only trouble was that host memory is full of other groups on their way
+    /// home: these come home first.
+    fn with_room(
+        &mut self,
+        group: GroupId,
+        call: impl Fn(&mut Self) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        match call(self) {
+            Err(error) if error.is_no_room() && self.finish_loads(group) => {
+                hit(Mark::RoomByLoads);
+                call(self)
+            }
+            done => done,
         }
-        self.lend(group, |mover, freight| mover.retrieve(freight, index))?
+    }
+
+    /// Brings every other group home whose load is under way. `false` if there is none that can. An
+    /// error is left for the one who waits for the group.
+    fn finish_loads(&mut self, except: GroupId) -> bool {
+        let loading = |g: &&Group<M>| g.phase == Phase::Loading && g.is_travelling();
+        let groups = self.groups.iter().filter(loading).filter_map(|g| g.id);
+        let groups: Vec<GroupId> = groups.filter(|&id| id != except).collect();
+        let mut any = false;
+        for group in groups {
+            let done = self.lend(group, M::wait_load);
+            any |= matches!(done, Ok(Ok(())));
+        }
+        any
     }
 
     /// Starts moving every storage of the group out.
@@ -298,7 +330,9 @@ impl<M: Mover> Engine<M> {
         self.unchanged(group)?;
         self.warn_of_repeats(group);
         find(&mut self.groups, group)?.phase = Phase::Offloading;
-        self.lend(group, |mover, freight| mover.start_offload(freight, stream))?
+        self.with_room(group, |engine| {
+            engine.lend(group, |mover, freight| mover.start_offload(freight, stream))?
+        })
     }
 
     fn unchanged(&mut self, group: GroupId) -> Result<(), Error> {
@@ -334,7 +368,7 @@ impl<M: Mover> Engine<M> {
         let entry = self.require(group, Phase::Offloading, "wait_offload")?;
         entry.phase = Phase::Away;
         let modified = self.keep_modified(group);
-        let moved = self.lend(group, |mover, freight| mover.wait_offload(freight))?;
+        let moved = self.lend(group, M::wait_offload)?;
         moved.and(modified)
     }
 
@@ -387,13 +421,13 @@ impl<M: Mover> Engine<M> {
     /// load can be tried again (row T10).
     pub fn wait_load(&mut self, group: GroupId) -> Result<(), Error> {
         self.require(group, Phase::Loading, "wait_load")?;
-        let done = self.lend(group, |mover, freight| mover.wait_load(freight))?;
+        let done = self.with_room(group, |engine| engine.lend(group, M::wait_load)?);
         let entry = find(&mut self.groups, group)?;
         if entry.is_travelling() {
             entry.phase = Phase::Away;
         } else {
             entry.phase = Phase::Home;
-            entry.drop_records(&mut self.owners);
+            self.forget_records(group)?;
         }
         done
     }
@@ -424,12 +458,14 @@ impl<M: Mover> Engine<M> {
         let entry = find(&mut self.groups, group)?;
         if !entry.is_travelling() {
             entry.phase = Phase::Home;
-            entry.drop_records(&mut self.owners);
-            // Nothing is in flight; the mover may still hold what failed copies left.
-            return self.lend(group, |mover, freight| mover.abandon(freight));
+            // The mover may still hold what failed copies left.
+            return self.forget_records(group);
         }
         if entry.phase == Phase::Away {
-            self.start_load(group)?;
+            entry.phase = Phase::Loading;
+            self.with_room(group, |engine| {
+                engine.lend(group, |mover, freight| mover.start_load(freight, None))?
+            })?;
         }
         self.wait_load(group)?;
         // A prefetch that could only be started for a part of the group leaves the rest away.
@@ -440,15 +476,26 @@ impl<M: Mover> Engine<M> {
         Ok(())
     }
 
+    /// Gives back what the mover holds of a group, and drops its records.
+    fn forget_records(&mut self, group: GroupId) -> Result<(), Error> {
+        let ended = self.lend(group, M::abandon)?;
+        let (entry, mover) = (find(&mut self.groups, group)?, &mut self.mover);
+        entry.drop_records(&mut self.owners, |storage| {
+            if !ended {
+                mover.keep(storage);
+            }
+        });
+        Ok(())
+    }
+
     /// Forgets a group in whatever phase: waits for its copies, gives everything back (rows P3, M7).
     /// Storages that were away stay empty; their owner drops them or has them back already. Does
     /// nothing for a group that is not open (row M2).
     pub fn close(&mut self, group: GroupId) {
-        if self.lend(group, |mover, freight| mover.abandon(freight)).is_err() {
+        if self.forget_records(group).is_err() {
             return;
         }
         let entry = &mut self.groups[group.slot as usize];
-        entry.drop_records(&mut self.owners);
         (entry.id, entry.phase) = (None, Phase::Home);
         self.vacant.push(group.slot);
     }

@@ -146,6 +146,7 @@ impl<M: Mover> Group<M> {
             packable,
             pool: saved.pool,
             kept,
+            filled: false,
             residency: Residency::default(),
         });
         index
@@ -190,12 +191,15 @@ impl<M: Mover> Group<M> {
     }
 
     /// Drops the records: whatever was saved belongs to the framework alone again. Identities end
-    /// here, since an address means nothing once its storage is gone (row G1).
-    pub(crate) fn drop_records(&mut self, owners: &mut Owners) {
-        if let Some(id) = self.id {
-            self.records.iter().for_each(|record| owners.remove(record.key, id));
+    /// here, since an address means nothing once its storage is gone (row G1). The group's handles of
+    /// the storages go to `to`.
+    pub(crate) fn drop_records(&mut self, owners: &mut Owners, mut to: impl FnMut(M::Storage)) {
+        for record in self.records.drain(..) {
+            if let Some(id) = self.id {
+                owners.remove(record.key, id);
+            }
+            to(record.storage);
         }
-        self.records.clear();
         self.tensors.clear();
     }
 }

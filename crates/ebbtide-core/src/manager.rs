@@ -81,14 +81,12 @@ impl<M: Mover> Manager<M> {
     pub fn ensure(&mut self, name: &str) -> GroupId {
         let layer = self.layer(name);
         let groups = self.groups.entry((layer, self.pass)).or_default();
-        match groups.last().filter(|group| self.engine.is_open(**group)) {
-            Some(&group) => group,
-            None => {
-                let group = self.engine.open(layer, self.pass);
-                groups.push(group);
-                group
-            }
+        if let Some(&group) = groups.last().filter(|group| self.engine.is_open(**group)) {
+            return group;
         }
+        let group = self.engine.open(layer, self.pass);
+        groups.push(group);
+        group
     }
 
     fn layer(&mut self, name: &str) -> LayerId {

@@ -48,6 +48,7 @@ pub enum Mark {
     UnknownGroup,
     Missed,
     PrefetchFailed,
+    RoomByLoads,
     Repeats,
     // Copies (`staged.rs`, `departure.rs`, `arrival.rs`).
     Bucket,
@@ -63,6 +64,8 @@ pub enum Mark {
     FenceByStream,
     FenceLost,
     AbandonedInFlight,
+    EndUnproven,
+    FilledAlready,
 }
 
 #[cfg(feature = "marks")]
@@ -90,7 +93,7 @@ pub fn seen() -> std::collections::BTreeSet<Mark> {
 #[cfg(feature = "marks")]
 impl Mark {
     /// All of them.
-    pub const ALL: [Self; Self::AbandonedInFlight as usize + 1] = [
+    pub const ALL: [Self; Self::FilledAlready as usize + 1] = [
         Self::StartOffload,
         Self::FinishOffload,
         Self::KeepOnDevice,
@@ -127,6 +130,7 @@ impl Mark {
         Self::UnknownGroup,
         Self::Missed,
         Self::PrefetchFailed,
+        Self::RoomByLoads,
         Self::Repeats,
         Self::Bucket,
         Self::BucketGathered,
@@ -141,5 +145,7 @@ impl Mark {
         Self::FenceByStream,
         Self::FenceLost,
         Self::AbandonedInFlight,
+        Self::EndUnproven,
+        Self::FilledAlready,
     ];
 }

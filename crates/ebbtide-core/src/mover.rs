@@ -90,8 +90,14 @@ pub trait Mover {
     fn retrieve(&mut self, freight: &mut Freight<'_, Self>, index: usize) -> Result<(), Error>;
 
     /// Gives everything back that a group has, whatever the state of its records; the host waits for
-    /// copies in flight.
-    fn abandon(&mut self, freight: &mut Freight<'_, Self>);
+    /// copies in flight. `false` if some may go on for all that is known: their storages must not be
+    /// freed, and are handed to [`Mover::keep`].
+    fn abandon(&mut self, freight: &mut Freight<'_, Self>) -> bool;
+
+    /// Keeps a storage that copies may still use, until the end.
+    fn keep(&mut self, storage: Self::Storage) {
+        drop(storage);
+    }
 
     /// The tier that a place is in, as the state `host` is refined for people.
     fn tier(&self, place: &Self::Place) -> &'static str;
@@ -118,6 +124,8 @@ pub struct Record<M: Mover + ?Sized> {
     pub(crate) pool: Option<PoolId>,
     /// Somebody outside the group uses it: it does not leave the device.
     pub(crate) kept: bool,
+    /// In `host`, but with its memory back already: a load that has not succeeded yet gave it.
+    pub(crate) filled: bool,
     pub(crate) residency: Residency<M>,
 }
 

@@ -84,7 +84,7 @@ pub struct PoolStats {
 }
 
 /// Free buffers of one class.
-struct Shelf<A: Accelerator> {
+struct Rack<A: Accelerator> {
     buffers: Vec<A::Host>,
     /// The fewest that have been here since the last end of a step.
     fewest: usize,
@@ -100,7 +100,7 @@ pub struct HostPool<A: Accelerator> {
     id: PoolId,
     maximum: u64,
     /// By class.
-    shelves: Vec<Shelf<A>>,
+    racks: Vec<Rack<A>>,
     pending: VecDeque<(Buffer<A>, A::Event)>,
     /// Buffers whose last copy can't be proven to have ended. They are never used again.
     lost: Vec<A::Host>,
@@ -114,7 +114,7 @@ impl<A: Accelerator> HostPool<A> {
     /// An empty pool that never allocates more than `maximum` bytes.
     pub fn new(id: PoolId, maximum: u64) -> Self {
         let (pending, lost) = (VecDeque::new(), Vec::new());
-        Self { id, maximum, shelves: Vec::new(), pending, lost, stats: PoolStats::default() }
+        Self { id, maximum, racks: Vec::new(), pending, lost, stats: PoolStats::default() }
     }
 
     /// The bound in bytes.
@@ -156,7 +156,7 @@ impl<A: Accelerator> HostPool<A> {
             if self.room() >= wanted {
                 return self.allocate(device, class);
             }
-            let larger = if exact { 0..0 } else { class + 1..self.shelves.len() };
+            let larger = if exact { 0..0 } else { class + 1..self.racks.len() };
             let sufficient = larger.into_iter().find_map(|c| Some((self.take(c)?, c)));
             if let Some((memory, class)) = sufficient {
                 hit(Mark::PoolLarger);
@@ -185,9 +185,9 @@ impl<A: Accelerator> HostPool<A> {
     }
 
     fn take(&mut self, class: usize) -> Option<A::Host> {
-        let shelf = self.shelves.get_mut(class)?;
-        let memory = shelf.buffers.pop()?;
-        shelf.fewest = shelf.fewest.min(shelf.buffers.len());
+        let rack = self.racks.get_mut(class)?;
+        let memory = rack.buffers.pop()?;
+        rack.fewest = rack.fewest.min(rack.buffers.len());
         self.stats.free -= class::bytes(class);
         Some(memory)
     }
@@ -230,18 +230,18 @@ impl<A: Accelerator> HostPool<A> {
                 self.stats.pending += buffer.bytes;
                 self.pending.push_back((buffer, event));
             }
-            None => self.shelve(buffer),
+            None => self.put_away(buffer),
         }
         Ok(())
     }
 
-    fn shelve(&mut self, buffer: Buffer<A>) {
+    fn put_away(&mut self, buffer: Buffer<A>) {
         let class = class::of(buffer.bytes);
-        while self.shelves.len() <= class {
-            self.shelves.push(Shelf { buffers: Vec::new(), fewest: 0, idle_steps: 0 });
+        while self.racks.len() <= class {
+            self.racks.push(Rack { buffers: Vec::new(), fewest: 0, idle_steps: 0 });
         }
         self.stats.free += buffer.bytes;
-        self.shelves[class].buffers.push(buffer.memory);
+        self.racks[class].buffers.push(buffer.memory);
     }
 
     /// Takes a buffer out of use for good, because nobody can tell whether its last copy has ended.
@@ -252,23 +252,23 @@ impl<A: Accelerator> HostPool<A> {
     }
 
     /// Someone who had borrowed a buffer's memory has freed it.
-    pub(crate) fn freed(&mut self, place: Place) {
-        let Place { bytes, pool } = place;
+    pub(crate) fn freed(&mut self, Place { bytes, pool }: Place) {
         debug_assert_eq!(pool, self.id, "a buffer carries the number of its pool");
         self.stats.in_use -= bytes;
         self.stats.allocated -= bytes;
     }
 
-    /// Moves pending buffers whose events have completed to the free ones.
+    /// Moves pending buffers whose events have completed to the free ones, in the order in which they
+    /// were released: one question is enough to know that nothing has changed. A buffer behind a slower
+    /// stream's may stay pending a little longer than it has to.
     pub fn reclaim(&mut self, device: &mut A) {
-        for _ in 0..self.pending.len() {
-            let Some((buffer, event)) = self.pending.pop_front() else { return };
-            if device.is_done(&event) {
-                self.stats.pending -= buffer.bytes;
-                self.shelve(buffer);
-            } else {
-                self.pending.push_back((buffer, event));
+        while let Some((buffer, event)) = self.pending.pop_front() {
+            if !device.is_done(&event) {
+                self.pending.push_front((buffer, event));
+                return;
             }
+            self.stats.pending -= buffer.bytes;
+            self.put_away(buffer);
         }
     }
 
@@ -281,7 +281,7 @@ impl<A: Accelerator> HostPool<A> {
             return Err(Error::caused_by(Kind::Settle { bytes }, cause));
         }
         self.stats.pending -= buffer.bytes;
-        self.shelve(buffer);
+        self.put_away(buffer);
         Ok(true)
     }
 
@@ -289,7 +289,7 @@ impl<A: Accelerator> HostPool<A> {
     /// left. Returns the bytes given back.
     pub fn shrink_to(&mut self, bytes: u64) -> u64 {
         let before = self.stats.allocated;
-        for class in (0..self.shelves.len()).rev() {
+        for class in (0..self.racks.len()).rev() {
             while self.stats.allocated > bytes {
                 let Some(memory) = self.take(class) else { break };
                 self.stats.allocated -= class::bytes(class);
@@ -302,18 +302,18 @@ impl<A: Accelerator> HostPool<A> {
     /// A step is over. A free buffer that [`IDLE_STEPS`] steps in a row had no use for is given back.
     pub fn end_of_step(&mut self, device: &mut A) {
         self.reclaim(device);
-        for class in 0..self.shelves.len() {
-            let shelf = &mut self.shelves[class];
-            let idle = shelf.fewest;
-            shelf.idle_steps = if idle == 0 { 0 } else { shelf.idle_steps + 1 };
-            let over = if shelf.idle_steps >= IDLE_STEPS { idle } else { 0 };
+        for class in 0..self.racks.len() {
+            let rack = &mut self.racks[class];
+            let idle = rack.fewest;
+            rack.idle_steps = if idle == 0 { 0 } else { rack.idle_steps + 1 };
+            let over = if rack.idle_steps >= IDLE_STEPS { idle } else { 0 };
             for _ in 0..over {
                 hit(Mark::PoolIdle);
                 drop(self.take(class));
                 self.stats.allocated -= class::bytes(class);
             }
-            let shelf = &mut self.shelves[class];
-            shelf.fewest = shelf.buffers.len();
+            let rack = &mut self.racks[class];
+            rack.fewest = rack.buffers.len();
         }
     }
 

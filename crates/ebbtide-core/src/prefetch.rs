@@ -17,7 +17,7 @@ impl<M: Mover> Engine<M> {
                 Some(Phase::Away) => self.start_load(group),
                 Some(Phase::Loading) => self.advance_load(group),
                 Some(Phase::Offloading) => {
-                    let done = self.lend(group, |mover, freight| mover.offload_is_done(freight));
+                    let done = self.lend(group, M::offload_is_done);
                     if done.is_ok_and(|done| done) { self.start_load(group) } else { Ok(()) }
                 }
                 _ => Ok(()),
@@ -31,7 +31,7 @@ impl<M: Mover> Engine<M> {
     }
 
     fn advance_load(&mut self, group: GroupId) -> Result<(), Error> {
-        self.lend(group, |mover, freight| mover.advance_load(freight))?
+        self.lend(group, M::advance_load)?
     }
 
     /// The next groups of the same pass that are not home, nearest first, at most the depth.

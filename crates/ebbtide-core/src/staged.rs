@@ -26,6 +26,7 @@ use std::mem;
 use crate::PoolId;
 use crate::accel::{Accelerator, Direction};
 use crate::backend::{Facts, Store, StoreStats};
+use crate::departure::lose_offload;
 use crate::error::{BackendError, Error, Kind};
 use crate::mark::{Mark, hit};
 use crate::mover::{Freight, Mover, Trip};
@@ -61,6 +62,10 @@ pub struct Staged<A: Accelerator, S: Store<A::Host>> {
     streams: [Option<A::Stream>; 2],
     /// Staging memory whose copies can't be proven to have ended. It is never used again.
     lost: Vec<A::Block>,
+    /// The same for storages.
+    kept: Vec<A::Storage>,
+    /// The streams of these copies.
+    unproven: Vec<A::Stream>,
 }
 
 /// What one group has on the way.
@@ -72,6 +77,10 @@ pub struct Cargo<A: Accelerator> {
     pub(crate) event: Option<A::Event>,
     /// The stream that was asked for.
     pub(crate) stream: Option<A::Stream>,
+    /// What the last copies were queued on.
+    pub(crate) last: Option<A::Stream>,
+    /// Copies of a call that failed may still run there: nothing stands behind them.
+    pub(crate) loose: bool,
 }
 
 impl<A: Accelerator> std::fmt::Debug for Cargo<A> {
@@ -82,7 +91,8 @@ impl<A: Accelerator> std::fmt::Debug for Cargo<A> {
 
 impl<A: Accelerator> Default for Cargo<A> {
     fn default() -> Self {
-        Self { parcels: Vec::new(), staging: Vec::new(), event: None, stream: None }
+        let (parcels, staging) = (Vec::new(), Vec::new());
+        Self { parcels, staging, event: None, stream: None, last: None, loose: false }
     }
 }
 
@@ -106,6 +116,8 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
             bucket_bytes: config.bucket_bytes,
             streams: [None; 2],
             lost: Vec::new(),
+            kept: Vec::new(),
+            unproven: Vec::new(),
         }
     }
 
@@ -157,16 +169,14 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
     pub(crate) fn fence(&mut self, stream: A::Stream) -> Fence<A::Event> {
         match self.device.record(stream) {
             Ok(event) => Fence::Event(event),
-            Err(_) => match self.device.sync_stream(stream) {
-                Ok(()) => {
-                    hit(Mark::FenceByStream);
-                    Fence::Seen
-                }
-                Err(_) => {
-                    hit(Mark::FenceLost);
-                    Fence::Lost
-                }
-            },
+            Err(_) if self.device.sync_stream(stream).is_ok() => {
+                hit(Mark::FenceByStream);
+                Fence::Seen
+            }
+            Err(_) => {
+                hit(Mark::FenceLost);
+                Fence::Lost
+            }
         }
     }
 
@@ -194,6 +204,26 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         if ended { staging.for_each(drop) } else { self.lost.extend(staging) }
     }
 
+    /// The host sees the end of the copies of a group: of those that an event marks, and of those that
+    /// a failed call has left.
+    fn prove_end(&mut self, cargo: &mut Cargo<A>) -> Result<(), BackendError> {
+        if let (Some(event), false) = (&cargo.event, cargo.loose)
+            && self.device.sync(event).is_ok()
+        {
+            return Ok(());
+        }
+        if let Some(last) = cargo.last.filter(|_| cargo.loose || cargo.event.is_some()) {
+            self.device.sync_stream(last)?;
+        }
+        cargo.loose = false;
+        Ok(())
+    }
+
+    /// What a failed call has left on a stream has ended.
+    pub(crate) fn prove_loose_end(&mut self, cargo: &mut Cargo<A>) -> Result<(), BackendError> {
+        if cargo.loose { self.prove_end(cargo) } else { Ok(()) }
+    }
+
     /// Forgets the numbers of parcels that are gone.
     pub(crate) fn forget_parcels(&mut self, cargo: &mut Cargo<A>) {
         cargo.parcels.retain(|&number| self.tiers.parcels.is_live(number));
@@ -204,7 +234,7 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
     }
 
     /// A record stays on the device after all; its part of a parcel goes back behind the copies.
-    fn keep(&mut self, freight: &mut Freight<'_, Self>, index: usize, event: Option<A::Event>) {
+    fn stays(&mut self, freight: &mut Freight<'_, Self>, index: usize, event: Option<A::Event>) {
         let piece: Piece = sure(freight.records[index].residency.keep_on_device());
         self.tiers.leave(piece.parcel, event);
     }
@@ -239,24 +269,25 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
     }
 
     fn wait_offload(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error> {
-        let Some(event) = freight.cargo.event.take() else { return Ok(()) };
+        let Some(event) = freight.cargo.event.clone() else { return Ok(()) };
         if let Err(cause) = self.compute_waits(&event) {
-            self.lose_offload(freight);
+            lose_offload(freight);
             let kind = Self::whole(freight, Trip::Offload, "the compute stream can't wait for it");
             return Err(Error::caused_by(kind, cause));
         }
+        freight.cargo.event = None;
         self.drop_staging(freight.cargo, true);
         let mut first = Ok(());
         for index in 0..freight.records.len() {
             let record = &mut freight.records[index];
             let Some(&piece) = record.residency.offload() else { continue };
             if record.kept {
-                self.keep(freight, index, Some(event.clone()));
+                self.stays(freight, index, Some(event.clone()));
                 continue;
             }
             if let Err(cause) = self.device.free(&mut record.storage) {
                 hit(Mark::FreeRefused);
-                self.keep(freight, index, Some(event.clone()));
+                self.stays(freight, index, Some(event.clone()));
                 first = first.and(Err(freight.detailed_error(Trip::Device, index, cause)));
                 continue;
             }
@@ -278,6 +309,9 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
         stream: Option<A::Stream>,
     ) -> Result<(), Error> {
         freight.cargo.stream = stream;
+        if freight.records.iter().all(|record| record.residency.place().is_none()) {
+            return Ok(());
+        }
         self.fetch(freight)?;
         self.advance_load(freight)
     }
@@ -310,7 +344,7 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
         let residency = &freight.records[index].residency;
         if residency.offload().is_some() {
             let event = freight.cargo.event.clone();
-            self.keep(freight, index, event);
+            self.stays(freight, index, event);
             self.forget_parcels(freight.cargo);
         } else if residency.place().is_some() {
             self.bring_home(freight, index)?;
@@ -318,18 +352,18 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
         Ok(())
     }
 
-    fn abandon(&mut self, freight: &mut Freight<'_, Self>) {
-        let event = freight.cargo.event.take();
-        if event.is_some() {
+    fn abandon(&mut self, freight: &mut Freight<'_, Self>) -> bool {
+        if freight.cargo.event.is_some() {
             hit(Mark::AbandonedInFlight);
         }
-        let ended = event.is_none_or(|event| match self.device.sync(&event) {
-            Ok(()) => true,
-            Err(error) => {
-                freight.abandoned(&error);
-                false
-            }
-        });
+        let ended = self.prove_end(freight.cargo);
+        if let Err(error) = &ended {
+            hit(Mark::EndUnproven);
+            freight.abandoned(error);
+            self.unproven.extend(freight.cargo.last);
+        }
+        let ended = ended.is_ok();
+        (freight.cargo.event, freight.cargo.loose) = (None, false);
         self.drop_staging(freight.cargo, ended);
         for record in freight.records.iter_mut() {
             // What is owed belongs to the parcels, which are given back below.
@@ -343,6 +377,11 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
                 self.tiers.lose(number);
             }
         }
+        ended
+    }
+
+    fn keep(&mut self, storage: A::Storage) {
+        self.kept.push(storage);
     }
 
     fn tier(&self, place: &Piece) -> &'static str {
@@ -362,7 +401,8 @@ impl<A: Accelerator, S: Store<A::Host>> Drop for Staged<A, S> {
     /// Host memory goes only when no copy uses it.
     fn drop(&mut self) {
         self.tiers.settle(&mut self.device);
-        for stream in self.streams.into_iter().flatten() {
+        let unproven = mem::take(&mut self.unproven);
+        for stream in self.streams.into_iter().flatten().chain(unproven) {
             // A lost device runs no copies any more.
             let _ = self.device.sync_stream(stream);
         }

@@ -25,6 +25,9 @@ pub(crate) struct Tiers<A: Accelerator, S: Store<A::Host>> {
     bytes_in: u64,
 }
 
+/// One of the two ways in which a pool finds a buffer.
+type Acquire<A> = fn(&mut HostPool<A>, &mut A, u64) -> Result<Buffer<A>, Error>;
+
 impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
     pub(crate) fn new(host_bytes: u64, disk: Option<S>) -> Self {
         Self {
@@ -57,7 +60,7 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
         device: &mut A,
         pool: Option<PoolId>,
         bytes: u64,
-        acquire: fn(&mut HostPool<A>, &mut A, u64) -> Result<Buffer<A>, Error>,
+        acquire: Acquire<A>,
     ) -> Result<Buffer<A>, Error> {
         let id = pool.unwrap_or_default();
         loop {

@@ -56,6 +56,7 @@ impl Injector {
             Verdict::Lost
         } else if unlucky
             || faults.fail_call == Some(number)
+            || faults.fail_calls.contains(&number)
             || faults.fail_function == Some(of_function)
         {
             Verdict::Fails

@@ -49,6 +49,7 @@
 //! | `schedule`, `memory`, `heap` | bytes, addresses, and what happens when |
 //! | `options`, `inject`, `random` | speeds, lateness, faults |
 //! | `report`, `call`, `stats` | what comes out |
+//! | [`play`] | whole runs of the engine, drawn from a seed |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -63,6 +64,7 @@ mod kernels;
 mod memory;
 mod objects;
 mod options;
+pub mod play;
 mod random;
 mod report;
 mod schedule;

@@ -21,6 +21,8 @@ pub struct Options {
     pub faults: Faults,
     /// Whether [`World::trace`](crate::World::trace) has anything to tell.
     pub trace: bool,
+    /// After so many calls the world panics: the program does not come to an end.
+    pub max_calls: u64,
 }
 
 impl Default for Options {
@@ -34,6 +36,7 @@ impl Default for Options {
             lateness: Lateness::default(),
             faults: Faults::default(),
             trace: false,
+            max_calls: u64::MAX,
         }
     }
 }
@@ -183,6 +186,8 @@ impl Function {
 pub struct Faults {
     /// The call of this number fails.
     pub fail_call: Option<u64>,
+    /// The calls of these numbers fail.
+    pub fail_calls: std::ops::Range<u64>,
     /// The call of this number of one function fails, counted from 0 for the function alone.
     pub fail_function: Option<(Function, u64)>,
     /// How often a call of the device fails.
@@ -198,6 +203,7 @@ impl Default for Faults {
     fn default() -> Self {
         Self {
             fail_call: None,
+            fail_calls: 0..0,
             fail_function: None,
             device: Ratio::NEVER,
             disk: Ratio::NEVER,

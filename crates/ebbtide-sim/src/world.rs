@@ -104,9 +104,14 @@ impl World {
         self.lock().injector.calls()
     }
 
-    /// Switches all faults off. A device that is lost stays lost.
+    /// How many calls of any kind were made so far.
+    pub fn all_calls(&self) -> u64 {
+        self.lock().next_call()
+    }
+
+    /// Switches all faults off and gives all memory room. A device that is lost stays lost.
     pub fn heal(&self) {
-        self.lock().injector.heal();
+        self.lock().heal();
     }
 
     /// Whether the device is lost.

@@ -83,6 +83,7 @@ mod config;
 pub mod extent;
 #[doc(hidden)]
 pub mod fault;
+mod fetch;
 mod file;
 mod host;
 mod limits;
@@ -105,6 +106,7 @@ pub use any::{AnySlot, AnyStore};
 pub use checksum::Mismatch;
 pub use choose::{IoKind, IoReason, IoReport, uring_available};
 pub use config::{FileConfig, IoChoice};
+pub use fetch::{prefetch, prefetch_to_write};
 pub use file::{FileSlot, FileStore};
 pub use host::{HostConfig, HostSlot, HostStore, host_bound};
 pub use limits::memory_limit;

@@ -1,22 +1,28 @@
-//! RAM as an accelerator: copies run when they are queued, so there is nothing to wait for. The device's
+//! RAM as an accelerator. Each copy runs when the next one is queued, whose memory is being fetched
+//! meanwhile, and at the latest when its end is marked; so there is nothing to wait for. The device's
 //! allocator keeps freed blocks for the next storage of the same size, as those of frameworks do.
 
 use std::cell::Cell;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
-use std::sync::{Mutex, PoisonError};
 
 use ebbtide_core::{Accelerator, BackendError, Direction, End, Facts};
+use ebbtide_store::{AlignedBuf, prefetch, prefetch_to_write};
 
 /// Blocks begin at a multiple of this, as in the frameworks' allocators.
 const ALIGN: usize = 64;
 
 pub(crate) struct Ram {
-    arena: Vec<u8>,
+    /// Host buffers, by number. They live as long as the device.
+    hosts: Vec<AlignedBuf>,
+    arena: AlignedBuf,
+    /// Not yet run.
+    queued: Option<Piece>,
     /// Where the first aligned byte is, and the first that was never given out.
     next: usize,
-    /// Offsets of free blocks, by size.
-    free: HashMap<u64, Vec<usize>>,
+    /// Offsets of free blocks, by size. The one that was freed first is used first, so that storages
+    /// which come and go together stay in order, as with an allocator that goes by address.
+    free: HashMap<u64, VecDeque<usize>>,
 }
 
 /// A storage: where its bytes are, and how many; `None` while it is away.
@@ -24,10 +30,13 @@ pub(crate) type RamStorage = Rc<Cell<Option<(usize, u64)>>>;
 
 impl Ram {
     /// Memory for so many bytes.
-    pub(crate) fn new(bytes: usize) -> Self {
-        let arena = vec![1; bytes + ALIGN];
-        let next = arena.as_ptr().align_offset(ALIGN);
-        Self { arena, next, free: HashMap::new() }
+    ///
+    /// # Errors
+    /// There is not so much.
+    pub(crate) fn new(bytes: usize) -> Result<Self, BackendError> {
+        let arena = AlignedBuf::zeroed(bytes)?;
+        let (hosts, free) = (Vec::new(), HashMap::new());
+        Ok(Self { hosts, arena, queued: None, next: 0, free })
     }
 
     /// A storage with undefined content.
@@ -40,7 +49,7 @@ impl Ram {
     }
 
     fn allocate(&mut self, bytes: u64) -> Result<usize, BackendError> {
-        if let Some(offset) = self.free.get_mut(&bytes).and_then(Vec::pop) {
+        if let Some(offset) = self.free.get_mut(&bytes).and_then(VecDeque::pop_front) {
             return Ok(offset);
         }
         let (offset, length) = (self.next, usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -51,17 +60,60 @@ impl Ram {
     }
 }
 
-fn copy_bytes(from: &[u8], at: u64, to: &mut [u8], to_at: u64, bytes: u64) -> Option<()> {
-    let range = |at: u64| Some(usize::try_from(at).ok()?..usize::try_from(at + bytes).ok()?);
-    to.get_mut(range(to_at)?)?.copy_from_slice(from.get(range(at)?)?);
-    Some(())
+/// A copy between the arena and a host buffer.
+#[derive(Clone, Copy)]
+struct Piece {
+    out: bool,
+    arena: usize,
+    host: usize,
+    host_at: usize,
+    bytes: usize,
+}
+
+impl Ram {
+    /// The bytes of the host buffer, and those of the arena.
+    fn ends(&mut self, piece: Piece) -> Option<(&mut [u8], &mut [u8])> {
+        let host = self.hosts.get_mut(piece.host)?.as_mut_slice();
+        let arena = self.arena.as_mut_slice();
+        let host = host.get_mut(piece.host_at..piece.host_at + piece.bytes)?;
+        Some((host, arena.get_mut(piece.arena..piece.arena + piece.bytes)?))
+    }
+
+    /// Runs the copy that was queued last.
+    fn flush(&mut self) -> Result<(), BackendError> {
+        let Some(piece) = self.queued.take() else { return Ok(()) };
+        let (host, arena) = self.ends(piece).ok_or_else(does_not_fit)?;
+        let (from, to) = if piece.out { (arena, host) } else { (host, arena) };
+        to.copy_from_slice(from);
+        Ok(())
+    }
+
+    /// Queues a copy, asks for its memory, and runs the one before it meanwhile.
+    fn queue(&mut self, piece: Piece) -> Result<(), BackendError> {
+        let (host, arena) = self.ends(piece).ok_or_else(does_not_fit)?;
+        if piece.out {
+            prefetch(arena);
+            prefetch_to_write(host);
+        } else {
+            prefetch(host);
+            prefetch_to_write(arena);
+        }
+        self.flush()?;
+        self.queued = Some(piece);
+        Ok(())
+    }
+}
+
+fn does_not_fit() -> BackendError {
+    BackendError::new("a copy that does not fit its ends")
 }
 
 impl Accelerator for Ram {
     type Storage = RamStorage;
     /// Never made: the device gathers.
     type Block = std::convert::Infallible;
-    type Host = Mutex<Box<[u8]>>;
+    /// Its number.
+    type Host = usize;
     type Stream = ();
     type Event = ();
 
@@ -80,7 +132,7 @@ impl Accelerator for Ram {
     }
 
     fn record(&mut self, (): ()) -> Result<(), BackendError> {
-        Ok(())
+        self.flush()
     }
 
     fn wait(&mut self, (): (), (): &()) -> Result<(), BackendError> {
@@ -96,12 +148,12 @@ impl Accelerator for Ram {
     }
 
     fn sync_stream(&mut self, (): ()) -> Result<(), BackendError> {
-        Ok(())
+        self.flush()
     }
 
     fn free(&mut self, storage: &mut RamStorage) -> Result<(), BackendError> {
         if let Some((offset, bytes)) = storage.take() {
-            self.free.entry(bytes).or_default().push(offset);
+            self.free.entry(bytes).or_default().push_back(offset);
         }
         Ok(())
     }
@@ -117,7 +169,8 @@ impl Accelerator for Ram {
 
     fn pin(&mut self, bytes: u64) -> Result<Self::Host, BackendError> {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
-        Ok(Mutex::new(vec![0; bytes].into_boxed_slice()))
+        self.hosts.push(AlignedBuf::zeroed(bytes)?);
+        Ok(self.hosts.len() - 1)
     }
 
     fn copy(
@@ -127,19 +180,20 @@ impl Accelerator for Ram {
         to: End<'_, Self>,
         bytes: u64,
     ) -> Result<(), BackendError> {
-        let place = |storage: &RamStorage, at| Some(storage.get()?.0 as u64 + at);
-        let done = match (from, to) {
-            (End::Storage(from, at), End::Host(to, to_at)) => {
-                let mut to = to.lock().unwrap_or_else(PoisonError::into_inner);
-                place(from, at).and_then(|at| copy_bytes(&self.arena, at, &mut to, to_at, bytes))
+        let place = |storage: &RamStorage| storage.get().map(|(offset, _)| offset);
+        let (out, storage, at, host, host_at) = match (from, to) {
+            (End::Storage(storage, at), End::Host(host, host_at)) => {
+                (true, storage, at, *host, host_at)
             }
-            (End::Host(from, at), End::Storage(to, to_at)) => {
-                let from = from.lock().unwrap_or_else(PoisonError::into_inner);
-                place(to, to_at).and_then(|to| copy_bytes(&from, at, &mut self.arena, to, bytes))
+            (End::Host(host, host_at), End::Storage(storage, at)) => {
+                (false, storage, at, *host, host_at)
             }
-            _ => None,
+            _ => return Err(does_not_fit()),
         };
-        done.ok_or_else(|| BackendError::new("a copy that does not fit its ends"))
+        let number = |value: u64| usize::try_from(value).map_err(|_| does_not_fit());
+        let arena = place(storage).ok_or_else(does_not_fit)? + number(at)?;
+        let (host_at, bytes) = (number(host_at)?, number(bytes)?);
+        self.queue(Piece { out, arena, host, host_at, bytes })
     }
 
     fn gathers(&self) -> bool {
