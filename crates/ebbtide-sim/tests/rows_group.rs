@@ -207,9 +207,13 @@ fn g6_c2_a_shared_table_is_never_freed_under_its_user() {
         let own = rig.filled(256, layer);
         let group = rig.open();
         rig.add(group, whole(&own));
-        rig.world.check(&table, 0..1024, 77);
+        // The second layer finds it away already: that it is registered again brings it back.
         rig.add(group, whole(&table).pack());
-        rig.engine.start_offload(group).unwrap();
+        rig.world.check(&table, 0..1024, 77);
+        rig.out(group);
+        if layer > 0 {
+            rig.world.check(&table, 0..1024, 77);
+        }
         groups.push((group, own, layer));
         if layer == 6 {
             // The first pass is over before the second one saves the table again.
@@ -268,6 +272,25 @@ fn g8_c4_a_host_buffer_waits_for_its_last_reader() {
         rig.out(group);
         rig.home(group, &storages, step);
     }
+    assert_eq!(rig.world.stats().pins, 1);
+    rig.finish();
+}
+
+/// G8, C4: neither does the disk get a buffer that a slow load still reads.
+#[test]
+fn g8_c4_a_host_buffer_is_not_filled_from_disk_while_a_load_reads_it() {
+    let config = StagedConfig::new(4096);
+    let mut setup = Setup { config, disk: true, ..Setup::default() };
+    setup.options.speeds.copy_ns = 100_000_000;
+    let mut rig = Rig::with(setup);
+    let storages = [rig.filled(4096, 1), rig.filled(4096, 2)];
+    let (below, tensors) = rig.group(&storages[..1]);
+    rig.out(below);
+    let (above, _) = rig.group(&storages[1..]);
+    rig.out(above);
+    assert_eq!(rig.engine.state(tensors[0]).unwrap(), "disk");
+    rig.home(above, &storages[1..], 2);
+    rig.home(below, &storages[..1], 1);
     assert_eq!(rig.world.stats().pins, 1);
     rig.finish();
 }

@@ -53,8 +53,8 @@ impl Managed {
 /// M1: the current group of each context, nested, restored on failure too; groups on demand.
 #[test]
 fn m1_current_groups_and_groups_on_demand() {
-    let mut managed = Managed::new();
-    let manager = &mut managed.manager;
+    let mut played = Managed::new();
+    let manager = &mut played.manager;
     assert_eq!(manager.current(1), None);
     let failed: Result<(), &str> = manager.with_current(1, "outer", |manager| {
         assert_eq!((manager.current(1), manager.current(2)), (Some("outer"), None));
@@ -70,15 +70,15 @@ fn m1_current_groups_and_groups_on_demand() {
     assert_eq!(manager.ensure("h.0"), group);
     assert_eq!(manager.active_groups(), 1);
     manager.abort("h.0");
-    managed.finish();
+    played.finish();
 }
 
 /// M2: a schedule drives groups by name alone; unknown names are errors, or quiet while cleaning up.
 #[test]
 fn m2_groups_by_name() {
-    let mut managed = Managed::new();
-    let (own, stream) = (managed.filled(512, 1), managed.world.stream("user's copies"));
-    let manager = &mut managed.manager;
+    let mut played = Managed::new();
+    let (own, stream) = (played.filled(512, 1), played.world.stream("user's copies"));
+    let manager = &mut played.manager;
     let errors = [
         manager.add("nowhere", whole(&own)).map(drop),
         manager.protect("nowhere", [&own]).map(drop),
@@ -102,144 +102,144 @@ fn m2_groups_by_name() {
     assert!(own.is_empty());
     manager.start_load("stage 0", Some(stream)).unwrap();
     manager.wait_load("stage 0").unwrap();
-    managed.world.check(&own, 0..512, 1);
-    managed.finish();
+    played.world.check(&own, 0..512, 1);
+    played.finish();
 }
 
 /// M3: a chain gives groups once; a layer after itself is told once; contradictions are errors.
 #[test]
 fn m3_a_declared_chain() {
-    let mut managed = Managed::new();
-    assert_eq!(managed.manager.follow("h.0", "h.1").unwrap(), Declared::New);
-    assert_eq!(managed.manager.follow("h.1", "h.1").unwrap(), Declared::Itself);
-    assert_eq!(managed.manager.follow("h.0", "h.0").unwrap(), Declared::Itself);
-    let told = managed.told.lock().unwrap().clone();
+    let mut played = Managed::new();
+    assert_eq!(played.manager.follow("h.0", "h.1").unwrap(), Declared::New);
+    assert_eq!(played.manager.follow("h.1", "h.1").unwrap(), Declared::Itself);
+    assert_eq!(played.manager.follow("h.0", "h.0").unwrap(), Declared::Itself);
+    let told = played.told.lock().unwrap().clone();
     assert_eq!(told, [Event::FollowsItself { layer: "h.1".into() }]);
-    let error = managed.manager.follow("h.2", "h.1").unwrap_err().to_string();
+    let error = played.manager.follow("h.2", "h.1").unwrap_err().to_string();
     assert_eq!(
         error,
         "layer `h.1` has the predecessor `h.0`, `h.2` can't be its predecessor as well"
     );
-    let last = managed.manager.chain().group("h.1").unwrap().to_string();
-    assert!(managed.manager.is_last(1, Some(&last)));
-    managed.manager.set_current(1, Some(last));
-    assert!(managed.manager.is_last(1, None));
-    managed.finish();
+    let last = played.manager.chain().group("h.1").unwrap().to_string();
+    assert!(played.manager.is_last(1, Some(&last)));
+    played.manager.set_current(1, Some(last));
+    assert!(played.manager.is_last(1, None));
+    played.finish();
 }
 
 /// A chain of layers by name, as module hooks would drive it.
-fn step(managed: &mut Managed, layers: u64, pass: Pass) -> Vec<(String, SimStorage, u64)> {
-    managed.manager.begin_pass(pass);
+fn step(played: &mut Managed, layers: u64, pass: Pass) -> Vec<(String, SimStorage, u64)> {
+    played.manager.begin_pass(pass);
     let mut saved = Vec::new();
     for layer in 0..layers {
         let name = format!("h.{layer}");
-        let group = managed.manager.chain().group(&name).unwrap().to_string();
+        let group = played.manager.chain().group(&name).unwrap().to_string();
         let seed = pass.0 * 100 + layer;
-        let storage = managed.filled(512, seed);
-        managed.manager.set_current(1, Some(group));
-        managed.offer(&storage, None);
-        managed.manager.set_current(1, None);
-        managed.manager.forward_done(&name).unwrap();
+        let storage = played.filled(512, seed);
+        played.manager.set_current(1, Some(group));
+        played.offer(&storage, None);
+        played.manager.set_current(1, None);
+        played.manager.forward_done(&name).unwrap();
         saved.push((name, storage, seed));
     }
     saved
 }
 
-fn backward(managed: &mut Managed, saved: Vec<(String, SimStorage, u64)>, pass: Pass) {
-    managed.manager.begin_pass(pass);
+fn backward(played: &mut Managed, saved: Vec<(String, SimStorage, u64)>, pass: Pass) {
+    played.manager.begin_pass(pass);
     for (name, storage, seed) in saved.into_iter().rev() {
-        managed.manager.backward_begins(&name).unwrap();
-        managed.world.check(&storage, 0..512, seed);
+        played.manager.backward_begins(&name).unwrap();
+        played.world.check(&storage, 0..512, seed);
     }
-    managed.manager.engine().finish_backward();
+    played.manager.engine().finish_backward();
 }
 
 fn chained(layers: u64) -> Managed {
-    let mut managed = Managed::new();
+    let mut played = Managed::new();
     for layer in 1..layers {
-        let _ = managed.manager.follow(&format!("h.{}", layer - 1), &format!("h.{layer}")).unwrap();
+        let _ = played.manager.follow(&format!("h.{}", layer - 1), &format!("h.{layer}")).unwrap();
     }
-    managed
+    played
 }
 
 /// G9: the last layer of a chain stays, unless a policy says it must be swapped. At most two layers'
 /// activations are on the device (as M4).
 #[test]
 fn g9_the_last_layer_stays_and_at_most_two_are_on_the_device() {
-    let mut managed = chained(5);
-    let saved = step(&mut managed, 5, Pass(1));
+    let mut played = chained(5);
+    let saved = step(&mut played, 5, Pass(1));
     let away: Vec<bool> = saved.iter().map(|(_, storage, _)| storage.is_empty()).collect();
     assert_eq!(away, [true, true, true, true, false]);
-    backward(&mut managed, saved, Pass(1));
+    backward(&mut played, saved, Pass(1));
 
-    managed.manager.begin_pass(Pass(2));
-    let last = managed.manager.chain().group("h.4").unwrap().to_string();
-    managed.manager.set_current(1, Some(last.clone()));
-    let storage = managed.filled(64, 1);
-    assert_eq!(managed.offer(&storage, None), Offered::Kept);
-    let swapped = managed.offer(&storage, Some(|| CheckpointPolicy::MustSwap));
+    played.manager.begin_pass(Pass(2));
+    let last = played.manager.chain().group("h.4").unwrap().to_string();
+    played.manager.set_current(1, Some(last.clone()));
+    let storage = played.filled(64, 1);
+    assert_eq!(played.offer(&storage, None), Offered::Kept);
+    let swapped = played.offer(&storage, Some(|| CheckpointPolicy::MustSwap));
     assert!(matches!(swapped, Offered::Saved(_, Registered::New)));
-    managed.manager.release(&last);
-    managed.finish();
+    played.manager.release(&last);
+    played.finish();
 }
 
 /// M7, C10: an aborted step leaves nothing, and the next one is right, wherever the first one stopped.
 #[test]
 fn m7_c10_an_aborted_step_leaves_nothing() {
-    let mut managed = chained(4);
+    let mut played = chained(4);
     for stop in 0..8 {
-        let mut saved = step(&mut managed, 4, Pass(stop * 2));
+        let mut saved = step(&mut played, 4, Pass(stop * 2));
         for _ in 4..stop.min(7) {
             let (name, ..) = saved.pop().unwrap();
-            managed.manager.backward_begins(&name).unwrap();
+            played.manager.backward_begins(&name).unwrap();
         }
-        managed.manager.abort_all();
-        assert_eq!(managed.manager.active_groups(), 0);
+        played.manager.abort_all();
+        assert_eq!(played.manager.active_groups(), 0);
         let pass = Pass(stop * 2 + 1);
-        let saved = step(&mut managed, 4, pass);
-        backward(&mut managed, saved, pass);
+        let saved = step(&mut played, 4, pass);
+        backward(&mut played, saved, pass);
     }
-    managed.finish();
+    played.finish();
 }
 
 /// M8: without a group a tensor stays, and one warning is told for the life of the manager.
 #[test]
 fn m8_without_a_group_tensors_stay() {
-    let mut managed = Managed::new();
-    let storage = managed.filled(64, 1);
-    assert_eq!(managed.offer(&storage, None), Offered::Kept);
-    assert_eq!(managed.offer(&storage, Some(|| CheckpointPolicy::MustSwap)), Offered::Kept);
-    assert_eq!(*managed.told.lock().unwrap(), [Event::NoGroup]);
-    managed.finish();
+    let mut played = Managed::new();
+    let storage = played.filled(64, 1);
+    assert_eq!(played.offer(&storage, None), Offered::Kept);
+    assert_eq!(played.offer(&storage, Some(|| CheckpointPolicy::MustSwap)), Offered::Kept);
+    assert_eq!(*played.told.lock().unwrap(), [Event::NoGroup]);
+    played.finish();
 }
 
 /// M9, M10, C12: groups of several passes in flight are apart: gradient accumulation, 1F1B, a layer
 /// twice in one pass.
 #[test]
 fn m9_m10_c12_passes_in_flight() {
-    let mut managed = chained(3);
-    let first = step(&mut managed, 3, Pass(1));
-    let second = step(&mut managed, 3, Pass(2));
-    assert_eq!(managed.manager.active_groups(), 4, "two layers of each pass; the last ones stay");
-    backward(&mut managed, first, Pass(1));
-    let third = step(&mut managed, 3, Pass(3));
-    backward(&mut managed, second, Pass(2));
-    backward(&mut managed, third, Pass(3));
+    let mut played = chained(3);
+    let first = step(&mut played, 3, Pass(1));
+    let second = step(&mut played, 3, Pass(2));
+    assert_eq!(played.manager.active_groups(), 4, "two layers of each pass; the last ones stay");
+    backward(&mut played, first, Pass(1));
+    let third = step(&mut played, 3, Pass(3));
+    backward(&mut played, second, Pass(2));
+    backward(&mut played, third, Pass(3));
 
-    managed.manager.begin_pass(Pass(4));
-    let group = managed.manager.chain().group("h.0").unwrap().to_string();
-    managed.manager.set_current(1, Some(group));
-    let twice = [managed.filled(64, 7), managed.filled(64, 8)];
+    played.manager.begin_pass(Pass(4));
+    let group = played.manager.chain().group("h.0").unwrap().to_string();
+    played.manager.set_current(1, Some(group));
+    let twice = [played.filled(64, 7), played.filled(64, 8)];
     for storage in &twice {
-        assert!(matches!(managed.offer(storage, None), Offered::Saved(_, Registered::New)));
-        managed.manager.forward_done("h.0").unwrap();
+        assert!(matches!(played.offer(storage, None), Offered::Saved(_, Registered::New)));
+        played.manager.forward_done("h.0").unwrap();
     }
-    assert_eq!(managed.manager.active_groups(), 2);
+    assert_eq!(played.manager.active_groups(), 2);
     for (storage, seed) in twice.iter().zip([7, 8]).rev() {
-        managed.manager.backward_begins("h.0").unwrap();
-        managed.world.check(storage, 0..64, seed);
+        played.manager.backward_begins("h.0").unwrap();
+        played.world.check(storage, 0..64, seed);
     }
-    managed.finish();
+    played.finish();
 }
 
 /// M11: what the first backward did is prefetched in the second one; a deviating step is right too.
@@ -265,7 +265,9 @@ fn m11_the_order_is_learnt() {
         let missed = rig.engine.counters().missed_prefetches - before;
         assert_eq!(missed, [2, 1, 3][round], "round {round}");
         rig.engine.finish_backward();
-        groups.into_iter().for_each(|group| rig.engine.close(group));
+        for group in groups {
+            rig.engine.close(group);
+        }
     }
     rig.finish();
 }
@@ -299,9 +301,9 @@ fn m12_prefetch_depth_is_a_hint() {
 /// W1: a policy for a tensor may say keep or swap; it is asked once.
 #[test]
 fn w1_policies_for_single_tensors_are_asked_once() {
-    let mut managed = Managed::new();
-    managed.manager.set_current(1, Some("h.0".into()));
-    let storage = managed.filled(64, 1);
+    let mut played = Managed::new();
+    played.manager.set_current(1, Some("h.0".into()));
+    let storage = played.filled(64, 1);
     let asked = Cell::new(0);
     let answer = |policy| {
         let asked = &asked;
@@ -315,7 +317,7 @@ fn w1_policies_for_single_tensors_are_asked_once() {
         CheckpointPolicy::MustRecompute,
         CheckpointPolicy::PreferRecompute,
     ] {
-        let error = managed.manager.offer(1, whole(&storage), Some(answer(policy))).unwrap_err();
+        let error = played.manager.offer(1, whole(&storage), Some(answer(policy))).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("{} is no policy for a single tensor", policy.name())
@@ -323,12 +325,12 @@ fn w1_policies_for_single_tensors_are_asked_once() {
         assert!(error.is_setting());
     }
     assert_eq!(asked.replace(0), 3);
-    let kept = managed.manager.offer(1, whole(&storage), Some(answer(CheckpointPolicy::MustSave)));
+    let kept = played.manager.offer(1, whole(&storage), Some(answer(CheckpointPolicy::MustSave)));
     assert_eq!(kept.unwrap(), Offered::Kept);
-    assert_eq!(managed.manager.active_groups(), 0, "a kept tensor opens no group");
-    let saved = managed.manager.offer(1, whole(&storage), Some(answer(CheckpointPolicy::MustSwap)));
+    assert_eq!(played.manager.active_groups(), 0, "a kept tensor opens no group");
+    let saved = played.manager.offer(1, whole(&storage), Some(answer(CheckpointPolicy::MustSwap)));
     assert!(matches!(saved.unwrap(), Offered::Saved(_, Registered::New)));
     assert_eq!(asked.get(), 2);
-    managed.manager.abort("h.0");
-    managed.finish();
+    played.manager.abort("h.0");
+    played.finish();
 }

@@ -22,6 +22,10 @@ impl Player<'_> {
         }
         self.protect_at(visit, Moment::Before)?;
         self.misuse_before(visit)?;
+        if let Some(closed) = self.last_closed {
+            // As careless cleaning up does. The number is another group's place by now.
+            self.engine().close(closed);
+        }
         if let Some((Moment::Before, value)) = plan.change {
             return self.changed_before(visit, value);
         }

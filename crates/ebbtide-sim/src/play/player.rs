@@ -54,6 +54,8 @@ pub(super) struct Player<'a> {
     pub(super) random: Random,
     pub(super) step: &'a Step,
     pub(super) live: BTreeMap<usize, Live>,
+    /// The group that was closed last: its number means nothing any more.
+    pub(super) last_closed: Option<GroupId>,
     /// The user's handles, by visit and value.
     pub(super) values: BTreeMap<(usize, usize), SimStorage>,
     /// Added to the numbers of passes, which are unique in the life of an engine.
@@ -138,6 +140,7 @@ impl<'a> Player<'a> {
             random: Random::new(scenario.seed).fork(3),
             step: &scenario.plan.steps[0],
             live: BTreeMap::new(),
+            last_closed: None,
             values: BTreeMap::new(),
             first_pass: 0,
             tolerant: scenario.mix.has_faults(),
@@ -151,6 +154,7 @@ impl<'a> Player<'a> {
     fn new_engine(&mut self) {
         // The old one first: only then all that it holds is given back.
         self.engine = None;
+        self.last_closed = None;
         let disk = (!self.scenario.mix.has(Feature::NoDisk)).then(|| self.world.disk());
         let mut mover = Staged::new(&self.scenario.bounds, self.world.device(), disk);
         self.pools = self.scenario.pools.iter().map(|&bytes| mover.add_pool(bytes)).collect();
@@ -271,6 +275,7 @@ impl<'a> Player<'a> {
             }
         }
         self.engine().close(live.group);
+        self.last_closed = Some(live.group);
     }
 
     fn play_step(&mut self) -> Played {

@@ -36,7 +36,7 @@ pub struct Scenario {
 }
 
 /// Runs of one seed: each draws another mix, so that one seed already meets most of what there is.
-const ROUNDS: u64 = 16;
+const ROUNDS: u64 = 32;
 
 impl Scenario {
     /// The runs of a seed, with some features forced on. The first is [`Scenario::draw`]'s.
