@@ -28,9 +28,9 @@ pub(crate) enum Command {
     #[command(after_help = EXAMPLES)]
     Train(Box<TrainArgs>),
     /// Say what this machine can do for swapping: memory, disk, CUDA driver, wear
-    Doctor(DoctorArgs),
+    Doctor(MachineArgs),
     /// Measure what the engine and its tiers reach here, against what they should
-    Bench(BenchArgs),
+    Bench(MachineArgs),
     /// One run in a process of its own, driven over its standard input
     #[command(hide = true)]
     Worker {
@@ -148,28 +148,16 @@ pub(crate) struct OutputArgs {
     pub(crate) timeline: Option<PathBuf>,
 }
 
+/// Of the commands that look at the machine.
 #[derive(Debug, Args)]
-pub(crate) struct DoctorArgs {
+pub(crate) struct MachineArgs {
     /// Folder that would hold the spill file [default: the one that train spills to]
-    #[arg(long, value_name = "FOLDER")]
-    pub(crate) dir: Option<PathBuf>,
-    /// Write all findings as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Measure for a second instead of five; figures scatter more
-    #[arg(long)]
-    pub(crate) quick: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct BenchArgs {
-    /// Folder for the file tier [default: the one that train spills to]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) dir: Option<PathBuf>,
     /// Write all figures as JSON
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Fewer rounds and less data; figures scatter more
+    /// Measure less; figures scatter more
     #[arg(long)]
     pub(crate) quick: bool,
 }

@@ -12,7 +12,7 @@ use std::path::Path;
 use ebbtide_store::measure::{TierReport, file_tier};
 use serde::Serialize;
 
-use crate::args::BenchArgs;
+use crate::args::MachineArgs;
 use crate::check_files;
 use crate::failure::Failure;
 use crate::files;
@@ -64,7 +64,7 @@ struct Report {
 }
 
 /// Measures everything. Returns the exit status: success if it could measure, whatever it found.
-pub(crate) fn run(args: BenchArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: MachineArgs) -> Result<u8, Failure> {
     let dir = args.dir.unwrap_or_else(ebbtide_store::spill_dir);
     check_files::spill_folder("--dir", &dir)?;
     if let Some(path) = &args.json {

@@ -9,7 +9,7 @@ mod memory;
 mod table;
 mod wear;
 
-use crate::args::DoctorArgs;
+use crate::args::MachineArgs;
 use crate::check_files;
 use crate::failure::Failure;
 use crate::files;
@@ -18,7 +18,7 @@ use crate::output::{self, Printer};
 use findings::Findings;
 
 /// Returns the exit status: success if it could look, whatever it found.
-pub(crate) fn run(args: DoctorArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: MachineArgs) -> Result<u8, Failure> {
     let dir = args.dir.unwrap_or_else(ebbtide_store::spill_dir);
     check_files::spill_folder("--dir", &dir)?;
     if let Some(path) = &args.json {

@@ -6,7 +6,7 @@
 //! | [`args`], [`check`], [`check_files`] | the command line, and what is refused before any work |
 //! | [`train`] | the course of `ebbtide train` |
 //! | [`doctor`] | `ebbtide doctor`: what this machine can do |
-//! | [`bench`] | `ebbtide bench`: what the engine and its tiers reach |
+//! | [`mod@bench`] | `ebbtide bench`: what the engine and its tiers reach |
 //! | [`trainer`] | one run in one mode |
 //! | [`worker`] | a run in a process of its own: both sides |
 //! | [`engine`], [`layers`] | where ebbtide meets the model |

@@ -14,6 +14,7 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
     /// Starts bringing the group's parcels up to host memory, as many as fit; from now on none of them
     /// moves down.
     pub(crate) fn fetch(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error> {
+        self.recover_lost();
         let mut fetched = 0;
         for at in 0..freight.cargo.parcels.len() {
             let number = freight.cargo.parcels[at];
@@ -56,6 +57,10 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         self.prove_loose_end(freight.cargo)
             .map_err(|e| whole(freight, "the copies can't be ordered behind earlier ones", e))?;
         freight.cargo.last = Some(stream);
+        // An earlier fetch may have stopped half-way: what a copy reads does not move.
+        for &number in &freight.cargo.parcels {
+            self.tiers.parcels.get(number).busy = true;
+        }
         let queued = self
             .restore(freight)
             .and_then(|()| self.order_and_copy(freight, stream))
@@ -67,12 +72,7 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
             Ok(event) => {
                 for index in 0..freight.records.len() {
                     if self.is_ready(freight, index) {
-                        let residency = &mut freight.records[index].residency;
-                        if let Some(piece) = residency.place() {
-                            // It may not have been asked for, if an earlier fetch stopped half-way.
-                            self.tiers.parcels.get(piece.parcel).busy = true;
-                        }
-                        sure(residency.start_load(()));
+                        sure(freight.records[index].residency.start_load(()));
                         freight.records[index].filled = false;
                     }
                 }
@@ -188,6 +188,9 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         // The compute stream is behind the offload as well.
         let behind = ended.then(|| self.device.record(self.device.compute()).ok()).flatten();
         cargo.loose = behind.is_none();
+        if cargo.loose {
+            self.unproven.push(stream);
+        }
         for &number in &cargo.parcels {
             let parcel = self.tiers.parcels.get(number);
             if matches!(parcel.tier, Tier::Host(_)) {

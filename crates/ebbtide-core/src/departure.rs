@@ -204,6 +204,9 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         // Staging memory and the storages themselves may be freed from now on.
         let ended = self.compute_behind(&fence);
         freight.cargo.loose = !ended;
+        if !ended {
+            self.unproven.push(out);
+        }
         self.drop_staging(freight.cargo, ended);
         for number in freight.cargo.parcels.drain(..) {
             match &fence {
@@ -249,7 +252,7 @@ fn bucket_error<A: Accelerator, S: Store<A::Host>>(
         group: freight.name.to_string(),
         bucket: number,
         element: bucket.element.name,
-        elements: bucket.bytes / u64::from(bucket.element.bytes.max(1)),
+        elements: bucket.payload / u64::from(bucket.element.bytes.max(1)),
         bytes: bucket.bytes,
         pool: bucket.pool.is_some(),
     };

@@ -36,6 +36,8 @@ impl<D: Device, S: Store<D::Block>> Mover for Direct<D, S> {
     type In = Ticket;
     type Cargo = ();
 
+    const FULL_IN_D2H: bool = false;
+
     fn key(&self, storage: &D::Storage) -> usize {
         self.device.key(storage)
     }
@@ -103,7 +105,12 @@ impl<D: Device, S: Store<D::Block>> Mover for Direct<D, S> {
     }
 
     fn retrieve(&mut self, freight: &mut Freight<'_, Self>, index: usize) -> Result<(), Error> {
-        self.finish_offload(freight, index)?;
+        let moved = self.finish_offload(freight, index);
+        if freight.records[index].residency.is_device() {
+            // A copy out that failed leaves it where it is wanted.
+            return Ok(());
+        }
+        moved?;
         self.start_one(freight, index)?;
         self.finish_load(freight, index)
     }
@@ -149,6 +156,7 @@ impl<D: Device, S: Store<D::Block>> Direct<D, S> {
         match stored(self.store.wait(ticket)) {
             Ok((slot, timing)) => {
                 sure(record.residency.finish_offload(slot));
+                // A block holds the whole storage, whatever was registered of it.
                 let bytes = record.bytes;
                 freight.stored(bytes, Some(timing));
                 Ok(())

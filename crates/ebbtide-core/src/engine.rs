@@ -13,7 +13,7 @@
 //! | --- | --- | --- |
 //! | `open` | `device` | yes |
 //! | `offloading` | `device`, `d2h` | no |
-//! | `away` | `device` (kept, or an offload that failed), `host` | no |
+//! | `away` | `device` (kept, or an offload that failed), `host`, `h2d` (a wait that failed) | no |
 //! | `loading` | `device`, `host` (a load that could not start), `h2d` | no |
 //! | `home` | none: they are dropped, with their identities | no |
 //!
@@ -75,7 +75,7 @@ pub struct Engine<M: Mover> {
     pub(crate) groups: Vec<Group<M>>,
     /// Slots of `groups` that no group uses.
     vacant: Vec<u32>,
-    owners: Owners,
+    pub(crate) owners: Owners,
     next_serial: u64,
     pub(crate) order: Order,
     counters: Counters,
@@ -117,7 +117,7 @@ pub(crate) fn unknown(group: GroupId) -> Error {
     Error::new(Kind::UnknownGroup(group.serial))
 }
 
-fn find<M: Mover>(groups: &mut [Group<M>], id: GroupId) -> Result<&mut Group<M>, Error> {
+pub(crate) fn find<M: Mover>(groups: &mut [Group<M>], id: GroupId) -> Result<&mut Group<M>, Error> {
     let group = groups.get_mut(id.slot as usize).filter(|group| group.id == Some(id));
     group.ok_or_else(|| unknown(id))
 }
@@ -211,8 +211,9 @@ impl<M: Mover> Engine<M> {
     /// back to it, for both (row G6).
     ///
     /// # Errors
-    /// The group is unknown, or its offload has been started (row G10); or a storage of another group
-    /// can't be brought back.
+    /// The group is unknown, or its offload has been started (row G10); the tensor reaches beyond its
+    /// storage; or a storage of another group can't be brought back, or has been freed when only other
+    /// bytes of it were saved.
     pub fn register(
         &mut self,
         group: GroupId,
@@ -222,15 +223,16 @@ impl<M: Mover> Engine<M> {
         let key = self.mover.key(&saved.storage);
         let held = self.owners.look(key, group);
         if let Held::Elsewhere((other, index)) = held {
-            self.protect_record(other, index)?;
+            self.protect_record(other, index, &saved.range)?;
         }
         let facts = self.mover.facts(&saved.storage);
+        self.fits(&saved, facts)?;
         let entry = find(&mut self.groups, group)?;
         let tensor = TensorId { group, index: number(entry.tensors.len()) };
         let registered = match held {
             Held::Here(index) => entry.repeat(index, saved, facts),
             Held::Free => {
-                let index = entry.add(key, saved, facts, false);
+                let index = entry.add(key, saved, facts, self.mover.is_kept(key));
                 self.owners.add(key, (group, index));
                 Registered::New
             }
@@ -243,67 +245,6 @@ impl<M: Mover> Engine<M> {
         };
         self.counters.merged_views += u64::from(registered == Registered::Merged);
         Ok((tensor, registered))
-    }
-
-    /// Keeps a storage on the device because something outside its group uses it: an output of the
-    /// layer, a table, a parameter (rows T14, G6). An offload under way is called off; what is away is
-    /// brought back. Returns whether any group has the storage.
-    ///
-    /// # Errors
-    /// It is away and can't be brought back.
-    pub fn protect(&mut self, storage: &M::Storage) -> Result<bool, Error> {
-        let Some((group, index)) = self.owners.first(self.mover.key(storage)) else {
-            return Ok(false);
-        };
-        self.protect_record(group, index)?;
-        Ok(true)
-    }
-
-    fn protect_record(&mut self, group: GroupId, index: u32) -> Result<(), Error> {
-        let index = index as usize;
-        let record = &mut find(&mut self.groups, group)?.records[index];
-        record.kept = true;
-        match record.residency.name() {
-            "d2h" => hit(Mark::ProtectedInOffload),
-            "host" => hit(Mark::ProtectedAway),
-            _ => {}
-        }
-        let loading = self.phase(group) == Some(Phase::Loading);
-        self.with_room(group, |engine| {
-            engine.lend(group, |mover, freight| {
-                if loading { mover.wait_load(freight) } else { mover.retrieve(freight, index) }
-            })?
-        })
-    }
-
-    /// Makes a call again whose only trouble was that host memory is full of other groups on their way
-    /// home: these come home first.
-    fn with_room(
-        &mut self,
-        group: GroupId,
-        call: impl Fn(&mut Self) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        match call(self) {
-            Err(error) if error.is_no_room() && self.finish_loads(group) => {
-                hit(Mark::RoomByLoads);
-                call(self)
-            }
-            done => done,
-        }
-    }
-
-    /// Brings every other group home whose load is under way. `false` if there is none that can. An
-    /// error is left for the one who waits for the group.
-    fn finish_loads(&mut self, except: GroupId) -> bool {
-        let loading = |g: &&Group<M>| g.phase == Phase::Loading && g.is_travelling();
-        let groups = self.groups.iter().filter(loading).filter_map(|g| g.id);
-        let groups: Vec<GroupId> = groups.filter(|&id| id != except).collect();
-        let mut any = false;
-        for group in groups {
-            let done = self.lend(group, M::wait_load);
-            any |= matches!(done, Ok(Ok(())));
-        }
-        any
     }
 
     /// Starts moving every storage of the group out.
@@ -333,6 +274,17 @@ impl<M: Mover> Engine<M> {
         self.with_room(group, |engine| {
             engine.lend(group, |mover, freight| mover.start_offload(freight, stream))?
         })
+    }
+
+    /// A tensor lies within its storage, whose size is the one that was told.
+    fn fits(&self, saved: &Saved<M::Storage>, facts: Option<Facts>) -> Result<(), Error> {
+        let bytes = facts.map_or(saved.bytes, |facts| facts.bytes);
+        if saved.range.end <= saved.bytes && bytes == saved.bytes {
+            return Ok(());
+        }
+        let label = self.labels.name(saved.label).to_string();
+        let (range, told) = (saved.range.clone(), saved.bytes);
+        Err(Error::new(Kind::DoesNotFit { label, range, told, bytes }))
     }
 
     fn unchanged(&mut self, group: GroupId) -> Result<(), Error> {
@@ -416,12 +368,22 @@ impl<M: Mover> Engine<M> {
     /// Makes every storage of the group usable again and drops its records and identities.
     ///
     /// # Errors
-    /// The group is unknown or its load was not started or is already waited for (row G8); or copies
+    /// The group is unknown or its load was not started or is already waited for (row G8). Copies
     /// failed: the first error is returned, the bytes stay away and so does the group, so that the
-    /// load can be tried again (row T10).
+    /// load can be tried again (row T10). Or everything is home, but a tensor was modified in place
+    /// since it was registered (row T5).
     pub fn wait_load(&mut self, group: GroupId) -> Result<(), Error> {
         self.require(group, Phase::Loading, "wait_load")?;
-        let done = self.with_room(group, |engine| engine.lend(group, M::wait_load)?);
+        let modified = self.unchanged(group);
+        let mut done = self.with_room(group, |engine| engine.lend(group, M::wait_load)?);
+        if done.is_ok() && find(&mut self.groups, group)?.is_travelling() {
+            // The load could be started for a part of the group only.
+            done = self.with_room(group, |engine| {
+                engine.lend(group, |mover, freight| {
+                    mover.start_load(freight, None).and_then(|()| mover.wait_load(freight))
+                })?
+            });
+        }
         let entry = find(&mut self.groups, group)?;
         if entry.is_travelling() {
             entry.phase = Phase::Away;
@@ -429,7 +391,7 @@ impl<M: Mover> Engine<M> {
             entry.phase = Phase::Home;
             self.forget_records(group)?;
         }
-        done
+        done.and(modified)
     }
 
     /// Backward asks for this group now: afterwards every storage of it is on the device. What is
@@ -441,12 +403,8 @@ impl<M: Mover> Engine<M> {
     /// place since it was registered (row T5).
     pub fn need(&mut self, group: GroupId) -> Result<(), Error> {
         let entry = find(&mut self.groups, group)?;
-        let (layer, pass) = (entry.layer, entry.pass);
-        self.order.record(layer);
-        let missed =
-            matches!(entry.phase, Phase::Offloading | Phase::Away) && entry.is_travelling();
-        let phase = entry.phase;
-        if missed {
+        let (layer, pass, phase) = (entry.layer, entry.pass, entry.phase);
+        if matches!(phase, Phase::Offloading | Phase::Away) && entry.is_travelling() {
             hit(Mark::Missed);
             self.counters.missed_prefetches += 1;
             self.observer.event(&Event::Missed { group, layer, pass });
@@ -454,24 +412,23 @@ impl<M: Mover> Engine<M> {
         if phase == Phase::Offloading {
             self.wait_offload(group)?;
         }
-        self.unchanged(group)?;
         let entry = find(&mut self.groups, group)?;
-        if !entry.is_travelling() {
-            entry.phase = Phase::Home;
-            // The mover may still hold what failed copies left.
-            return self.forget_records(group);
-        }
-        if entry.phase == Phase::Away {
-            entry.phase = Phase::Loading;
-            self.with_room(group, |engine| {
-                engine.lend(group, |mover, freight| mover.start_load(freight, None))?
-            })?;
-        }
-        self.wait_load(group)?;
-        // A prefetch that could only be started for a part of the group leaves the rest away.
-        if self.phase(group) == Some(Phase::Away) {
-            self.start_load(group)?;
+        if entry.is_travelling() {
+            if entry.phase == Phase::Away {
+                entry.phase = Phase::Loading;
+                self.with_room(group, |engine| {
+                    engine.lend(group, |mover, freight| mover.start_load(freight, None))?
+                })?;
+            }
             self.wait_load(group)?;
+        } else {
+            self.unchanged(group)?;
+            find(&mut self.groups, group)?.phase = Phase::Home;
+            // The mover may still hold what failed copies left.
+            self.forget_records(group)?;
+        }
+        if phase != Phase::Home {
+            self.order.record(layer);
         }
         Ok(())
     }
@@ -489,8 +446,8 @@ impl<M: Mover> Engine<M> {
     }
 
     /// Forgets a group in whatever phase: waits for its copies, gives everything back (rows P3, M7).
-    /// Storages that were away stay empty; their owner drops them or has them back already. Does
-    /// nothing for a group that is not open (row M2).
+    /// Storages that were away stay empty, or hold their bytes if their load was under way; their owner
+    /// drops them or has them back already. Does nothing for a group that is not open (row M2).
     pub fn close(&mut self, group: GroupId) {
         if self.forget_records(group).is_err() {
             return;
@@ -539,14 +496,6 @@ impl<M: Mover> Engine<M> {
     /// Whether records may still be added to a group.
     pub(crate) fn is_open(&self, group: GroupId) -> bool {
         self.phase(group) == Some(Phase::Open)
-    }
-
-    pub(crate) fn is_offloading(&self, group: GroupId) -> bool {
-        self.phase(group) == Some(Phase::Offloading)
-    }
-
-    pub(crate) fn is_home(&self, group: GroupId) -> bool {
-        self.phase(group) == Some(Phase::Home)
     }
 }
 

@@ -6,6 +6,7 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::ops::Range;
 
 use crate::mover::Trip;
 
@@ -124,6 +125,10 @@ pub(crate) enum Kind {
     Drop { label: String, bytes: u64 },
     /// A tensor is not what it was when it was registered.
     Changed { group: String, label: String, what: &'static str, then: u64, now: u64 },
+    /// A tensor that does not lie within its storage.
+    DoesNotFit { label: String, range: Range<u64>, told: u64, bytes: u64 },
+    /// Bytes that nobody saved before their storage was freed.
+    NotSaved { label: String, range: Range<u64> },
     /// The value of a tensor is not on the device.
     NotReadable { state: &'static str },
     /// A pool of host memory has no room.
@@ -201,6 +206,11 @@ impl Error {
         matches!(self.0.kind, Kind::Changed { .. })
     }
 
+    /// Bytes are wanted that were not saved before their storage was freed.
+    pub fn is_not_saved(&self) -> bool {
+        matches!(self.0.kind, Kind::NotSaved { .. })
+    }
+
     /// A bound was reached: host memory, or the tiers below it.
     pub fn is_no_room(&self) -> bool {
         matches!(self.0.kind, Kind::NoRoom { .. })
@@ -259,6 +269,16 @@ impl fmt::Display for Error {
             Kind::Changed { group, label, what, then, now } => write!(
                 f,
                 "{label} (group {group}) changed after it was saved: {what} was {then}, is {now}"
+            ),
+            Kind::DoesNotFit { label, range, told, bytes } => write!(
+                f,
+                "{label} reaches bytes {}..{} of a storage of {told} bytes, which has {bytes}",
+                range.start, range.end
+            ),
+            Kind::NotSaved { label, range } => write!(
+                f,
+                "bytes {}..{} of the storage of {label} were not saved before it was freed",
+                range.start, range.end
             ),
             Kind::NotReadable { state } => {
                 write!(f, "the value is not on the device: its state is `{state}`")

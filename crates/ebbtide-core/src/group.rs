@@ -146,6 +146,7 @@ impl<M: Mover> Group<M> {
             packable,
             pool: saved.pool,
             kept,
+            emptied: false,
             filled: false,
             residency: Residency::default(),
         });
@@ -178,7 +179,9 @@ impl<M: Mover> Group<M> {
         let record = &self.records[tensor.record as usize];
         let now = mover.facts(tensor.own.as_ref().unwrap_or(&record.storage))?;
         // While it is away the engine itself has emptied it.
-        if record.residency.is_device() && now.bytes != then.bytes {
+        let full = record.residency.is_device()
+            || (M::FULL_IN_D2H && record.residency.offload().is_some());
+        if full && now.bytes != then.bytes {
             return Some(Change { what: "bytes", then: then.bytes, now: now.bytes });
         }
         let changed = now.version != then.version;

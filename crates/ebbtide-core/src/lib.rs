@@ -85,6 +85,7 @@ mod parcel;
 pub mod policy;
 pub mod pool;
 mod prefetch;
+mod protect;
 mod ranges;
 mod region;
 pub mod size;

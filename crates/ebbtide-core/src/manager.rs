@@ -17,6 +17,7 @@ use std::collections::HashMap;
 use crate::chain::{Chain, Declared};
 use crate::context::Contexts;
 use crate::error::{Error, Kind};
+use crate::group::Phase;
 use crate::mover::{Mover, Saved};
 use crate::observe::Event;
 use crate::policy::{CheckpointPolicy, TensorPolicy};
@@ -34,7 +35,6 @@ pub struct Manager<M: Mover> {
     chain: Chain,
     contexts: Contexts,
     warned_missing: bool,
-    warned_itself: bool,
 }
 
 /// What became of a tensor that was offered.
@@ -44,6 +44,22 @@ pub enum Offered {
     Kept,
     /// A group has it.
     Saved(TensorId, Registered),
+}
+
+/// In these phases a group has something to come home, or may have.
+const NOT_HOME: [Phase; 4] = [Phase::Open, Phase::Offloading, Phase::Away, Phase::Loading];
+
+/// Makes the outer group current again, however the scope ends.
+struct Within<'a, M: Mover> {
+    manager: &'a mut Manager<M>,
+    context: u64,
+    outer: Option<String>,
+}
+
+impl<M: Mover> Drop for Within<'_, M> {
+    fn drop(&mut self) {
+        self.manager.set_current(self.context, self.outer.take());
+    }
 }
 
 impl<M: Mover> Manager<M> {
@@ -57,7 +73,6 @@ impl<M: Mover> Manager<M> {
             chain: Chain::default(),
             contexts: Contexts::default(),
             warned_missing: false,
-            warned_itself: false,
         }
     }
 
@@ -99,20 +114,27 @@ impl<M: Mover> Manager<M> {
         layer
     }
 
-    /// The newest group of a name for which `wanted` holds, else the newest one, else an error.
-    fn find(
-        &self,
-        name: &str,
-        wanted: impl Fn(&Engine<M>, GroupId) -> bool,
-    ) -> Result<GroupId, Error> {
+    /// The groups of a name in the current pass, oldest first.
+    fn named(&self, name: &str) -> &[GroupId] {
         let groups = self.layers.get(name).and_then(|&layer| self.groups.get(&(layer, self.pass)));
-        let groups = groups.map(Vec::as_slice).unwrap_or_default();
-        let fitting = groups.iter().rev().find(|group| wanted(&self.engine, **group));
-        let group = fitting.or(groups.last()).copied();
+        groups.map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The newest group of a name in one of these phases.
+    fn newest(&self, name: &str, phases: &[Phase]) -> Option<GroupId> {
+        let fits =
+            |group: &&GroupId| self.engine.phase(**group).is_some_and(|p| phases.contains(&p));
+        self.named(name).iter().rev().find(fits).copied()
+    }
+
+    /// The same; where no group is in such a phase, the newest one, whose refusal says what is wrong.
+    fn find(&self, name: &str, phases: &[Phase]) -> Result<GroupId, Error> {
+        let group = self.newest(name, phases).or(self.named(name).last().copied());
         group.ok_or_else(|| Error::new(Kind::UnknownName(name.into())))
     }
 
-    /// Adds a tensor to a group.
+    /// Adds a tensor to a group of this name; to a new one, if those that there are have left already
+    /// (rows G10, M10).
     ///
     /// # Errors
     /// The name has no group; or as for [`Engine::register`].
@@ -121,7 +143,8 @@ impl<M: Mover> Manager<M> {
         name: &str,
         saved: Saved<M::Storage>,
     ) -> Result<(TensorId, Registered), Error> {
-        let group = self.find(name, Engine::is_open)?;
+        self.find(name, &[Phase::Open])?;
+        let group = self.ensure(name);
         self.engine.register(group, saved)
     }
 
@@ -137,7 +160,7 @@ impl<M: Mover> Manager<M> {
     where
         M::Storage: 'a,
     {
-        self.find(name, |_, _| true)?;
+        self.find(name, &[])?;
         let mut count = 0;
         for storage in storages {
             count += usize::from(self.engine.protect(storage)?);
@@ -150,7 +173,7 @@ impl<M: Mover> Manager<M> {
     /// # Errors
     /// The name has no group; or as for [`Engine::start_offload`].
     pub fn start_offload(&mut self, name: &str, stream: Option<M::Stream>) -> Result<(), Error> {
-        let group = self.find(name, Engine::is_open)?;
+        let group = self.find(name, &[Phase::Open])?;
         self.engine.start_offload_on(group, stream)
     }
 
@@ -159,7 +182,7 @@ impl<M: Mover> Manager<M> {
     /// # Errors
     /// The name has no group; or as for [`Engine::wait_offload`].
     pub fn wait_offload(&mut self, name: &str) -> Result<(), Error> {
-        let group = self.find(name, Engine::is_offloading)?;
+        let group = self.find(name, &[Phase::Offloading])?;
         self.engine.wait_offload(group)
     }
 
@@ -168,7 +191,7 @@ impl<M: Mover> Manager<M> {
     /// # Errors
     /// The name has no group; or as for [`Engine::start_load`].
     pub fn start_load(&mut self, name: &str, stream: Option<M::Stream>) -> Result<(), Error> {
-        let group = self.find(name, |engine, group| !engine.is_home(group))?;
+        let group = self.find(name, &[Phase::Offloading, Phase::Away])?;
         self.engine.start_load_on(group, stream)
     }
 
@@ -177,10 +200,12 @@ impl<M: Mover> Manager<M> {
     /// # Errors
     /// The name has no group; or as for [`Engine::wait_load`].
     pub fn wait_load(&mut self, name: &str) -> Result<(), Error> {
-        let group = self.find(name, |engine, group| !engine.is_home(group))?;
-        self.engine.wait_load(group)?;
-        self.forget(name, group);
-        Ok(())
+        let group = self.find(name, &[Phase::Loading])?;
+        let done = self.engine.wait_load(group);
+        if self.engine.phase(group) == Some(Phase::Home) {
+            self.forget(name, group);
+        }
+        done
     }
 
     fn forget(&mut self, name: &str, group: GroupId) {
@@ -194,9 +219,10 @@ impl<M: Mover> Manager<M> {
         }
     }
 
-    /// Drops the records of a group that stayed on the device. Quiet if there is none (row M2).
+    /// Drops the records of a group that stayed on the device. Quiet if there is none (row M2); what has
+    /// left is not touched.
     pub fn release(&mut self, name: &str) {
-        if let Ok(group) = self.find(name, Engine::is_open) {
+        if let Some(group) = self.newest(name, &[Phase::Open]) {
             self.forget(name, group);
         }
     }
@@ -204,7 +230,7 @@ impl<M: Mover> Manager<M> {
     /// Forgets all groups of a name in the current pass; the host waits for their copies and
     /// everything goes back (row M7). Quiet if there is none.
     pub fn abort(&mut self, name: &str) {
-        while let Ok(group) = self.find(name, |_, _| true) {
+        while let Some(group) = self.named(name).last().copied() {
             self.forget(name, group);
         }
     }
@@ -233,7 +259,7 @@ impl<M: Mover> Manager<M> {
     }
 
     /// Runs something with a group as the current one; the outer one is current again afterwards,
-    /// whatever was returned.
+    /// whatever was returned, and after a panic.
     pub fn with_current<T>(
         &mut self,
         context: u64,
@@ -241,9 +267,8 @@ impl<M: Mover> Manager<M> {
         run: impl FnOnce(&mut Self) -> T,
     ) -> T {
         let outer = self.set_current(context, Some(group.into()));
-        let value = run(self);
-        self.set_current(context, outer);
-        value
+        let within = Within { manager: self, context, outer };
+        run(&mut *within.manager)
     }
 
     /// Whether a group, or the current one of this context, belongs to the last layer of a chain.
@@ -259,7 +284,7 @@ impl<M: Mover> Manager<M> {
     /// As for [`Chain::follow`].
     pub fn follow(&mut self, first: &str, second: &str) -> Result<Declared, Error> {
         let declared = self.chain.follow(first, second)?;
-        if declared == Declared::Itself && !std::mem::replace(&mut self.warned_itself, true) {
+        if declared == Declared::Itself {
             self.engine.tell(&Event::FollowsItself { layer: first.into() });
         }
         Ok(declared)
@@ -296,8 +321,8 @@ impl<M: Mover> Manager<M> {
         Ok(Offered::Saved(tensor, registered))
     }
 
-    /// A layer's forward is over: its group starts to leave, unless it is the last, and the layer
-    /// before it has left when this returns. So at most two layers are on the device at a time.
+    /// A layer's forward is over: its group starts to leave, and the layer before it has left when this
+    /// returns. So at most two layers are on the device at a time.
     ///
     /// # Errors
     /// As for [`Engine::start_offload`] and [`Engine::wait_offload`].
@@ -305,16 +330,13 @@ impl<M: Mover> Manager<M> {
         let group = self.chain.group(layer).map(str::to_string);
         let previous = self.chain.previous(layer).and_then(|previous| self.chain.group(previous));
         let previous = previous.map(str::to_string);
-        if let Some(group) = group.filter(|_| !self.chain.is_last(layer))
-            && let Ok(group) = self.find(&group, Engine::is_open)
-            && self.engine.is_open(group)
-        {
+        // The last layer has a group only if a policy has asked for it.
+        if let Some(group) = group.and_then(|group| self.newest(&group, &[Phase::Open])) {
             self.engine.start_offload(group)?;
         }
-        if let Some(previous) = previous
-            && let Ok(group) = self.find(&previous, Engine::is_offloading)
-            && self.engine.is_offloading(group)
-        {
+        let Some(previous) = previous else { return Ok(()) };
+        // The layer may have been used more than once.
+        while let Some(group) = self.newest(&previous, &[Phase::Offloading]) {
             self.engine.wait_offload(group)?;
         }
         Ok(())
@@ -329,13 +351,15 @@ impl<M: Mover> Manager<M> {
     pub fn backward_begins(&mut self, layer: &str) -> Result<(), Error> {
         let own = self.chain.group(layer).map(str::to_string);
         let own = own.and_then(|name| {
-            let group = self.find(&name, |engine, group| !engine.is_home(group)).ok()?;
+            let group = self.newest(&name, &NOT_HOME)?;
             Some((name, group))
         });
         let Some((name, group)) = own else { return Ok(()) };
         self.engine.prefetch(group);
-        self.engine.need(group)?;
-        self.forget(&name, group);
-        Ok(())
+        let done = self.engine.need(group);
+        if self.engine.phase(group) == Some(Phase::Home) {
+            self.forget(&name, group);
+        }
+        done
     }
 }

@@ -42,6 +42,7 @@ pub enum Mark {
     Shared,
     ProtectedInOffload,
     ProtectedAway,
+    NotSaved,
     Changed,
     ChangedInOffload,
     WrongPhase,
@@ -65,6 +66,7 @@ pub enum Mark {
     FenceLost,
     AbandonedInFlight,
     EndUnproven,
+    LostRecovered,
     FilledAlready,
 }
 
@@ -124,6 +126,7 @@ impl Mark {
         Self::Shared,
         Self::ProtectedInOffload,
         Self::ProtectedAway,
+        Self::NotSaved,
         Self::Changed,
         Self::ChangedInOffload,
         Self::WrongPhase,
@@ -146,6 +149,7 @@ impl Mark {
         Self::FenceLost,
         Self::AbandonedInFlight,
         Self::EndUnproven,
+        Self::LostRecovered,
         Self::FilledAlready,
     ];
 }

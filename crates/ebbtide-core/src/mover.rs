@@ -58,6 +58,10 @@ pub trait Mover {
     /// The first copy that failed; its record is in `device` again.
     fn wait_offload(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error>;
 
+    /// Whether a storage keeps its memory until [`Mover::wait_offload`], so that its size still says
+    /// something while its offload is under way.
+    const FULL_IN_D2H: bool;
+
     /// Whether [`Mover::wait_offload`] would return without making anybody wait.
     fn offload_is_done(&mut self, freight: &mut Freight<'_, Self>) -> bool;
 
@@ -99,6 +103,12 @@ pub trait Mover {
         drop(storage);
     }
 
+    /// Whether a storage was handed to [`Mover::keep`] and may still be in use by a copy: it must not
+    /// leave the device again.
+    fn is_kept(&self, _key: usize) -> bool {
+        false
+    }
+
     /// The tier that a place is in, as the state `host` is refined for people.
     fn tier(&self, place: &Self::Place) -> &'static str;
 
@@ -124,6 +134,8 @@ pub struct Record<M: Mover + ?Sized> {
     pub(crate) pool: Option<PoolId>,
     /// Somebody outside the group uses it: it does not leave the device.
     pub(crate) kept: bool,
+    /// It has been freed since it was registered: of its bytes only those that were saved come back.
+    pub(crate) emptied: bool,
     /// In `host`, but with its memory back already: a load that has not succeeded yet gave it.
     pub(crate) filled: bool,
     pub(crate) residency: Residency<M>,

@@ -52,7 +52,7 @@ pub enum Event {
     },
     /// A tensor was to be swapped outside of any group; it stays on the device. Told once.
     NoGroup,
-    /// A layer was declared to follow itself; nothing changed. Told once.
+    /// A layer was declared to follow itself; nothing changed.
     FollowsItself {
         /// The layer.
         layer: String,

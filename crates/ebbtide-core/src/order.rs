@@ -7,6 +7,9 @@
 
 use crate::LayerId;
 
+/// Groups that one backward can ask for and still be learnt.
+const MOST: usize = 1 << 20;
+
 /// Remembers one backward and predicts the next.
 #[derive(Debug, Default)]
 pub struct Order {
@@ -19,6 +22,10 @@ pub struct Order {
 impl Order {
     /// A backward asks for this layer's group now.
     pub fn record(&mut self, layer: LayerId) {
+        if self.current.len() >= MOST {
+            // Nobody says where a backward ends: there is nothing to learn.
+            self.current.clear();
+        }
         self.current.push(layer);
     }
 

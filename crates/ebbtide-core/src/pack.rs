@@ -29,6 +29,8 @@ pub(crate) struct Bucket {
     pub(crate) element: Element,
     pub(crate) pool: Option<PoolId>,
     pub(crate) bytes: u64,
+    /// Of these, what is not padding between pieces.
+    pub(crate) payload: u64,
     pub(crate) pieces: u32,
     open: bool,
 }
@@ -73,13 +75,14 @@ impl Plan {
             let offset = bucket.bytes.next_multiple_of(ALIGN);
             if offset + bytes <= bound {
                 bucket.bytes = offset + bytes;
+                bucket.payload += bytes;
                 bucket.pieces += 1;
                 return Berth::Bucket { number: crate::group::number(number), offset };
             }
             bucket.open = false;
         }
         let number = crate::group::number(self.buckets.len());
-        self.buckets.push(Bucket { element, pool, bytes, pieces: 1, open: true });
+        self.buckets.push(Bucket { element, pool, bytes, payload: bytes, pieces: 1, open: true });
         Berth::Bucket { number, offset: 0 }
     }
 }

@@ -71,7 +71,7 @@ impl Place {
 /// Bytes of a [`HostPool`] (row P3).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStats {
-    /// All that it has allocated: the sum of the three below.
+    /// All that it has allocated: the sum of the four below.
     pub allocated: u64,
     /// Handed out.
     pub in_use: u64,
@@ -79,6 +79,8 @@ pub struct PoolStats {
     pub pending: u64,
     /// Ready to be handed out.
     pub free: u64,
+    /// Out of use: the device did not say whether their last copies have ended.
+    pub lost: u64,
     /// The most that was ever allocated.
     pub high_water: u64,
 }
@@ -102,8 +104,8 @@ pub struct HostPool<A: Accelerator> {
     /// By class.
     racks: Vec<Rack<A>>,
     pending: VecDeque<(Buffer<A>, A::Event)>,
-    /// Buffers whose last copy can't be proven to have ended. They are never used again.
-    lost: Vec<A::Host>,
+    /// Buffers whose last copy can't be proven to have ended. They are not used before it is.
+    lost: Vec<(Buffer<A>, Option<A::Event>)>,
     stats: PoolStats,
 }
 
@@ -111,7 +113,8 @@ pub struct HostPool<A: Accelerator> {
 pub const IDLE_STEPS: u32 = 8;
 
 impl<A: Accelerator> HostPool<A> {
-    /// An empty pool that never allocates more than `maximum` bytes.
+    /// An empty pool that never allocates more than `maximum` bytes. Buffers count with the size of
+    /// their class (see [`class`]), also the last one that fits.
     pub fn new(id: PoolId, maximum: u64) -> Self {
         let (pending, lost) = (VecDeque::new(), Vec::new());
         Self { id, maximum, racks: Vec::new(), pending, lost, stats: PoolStats::default() }
@@ -178,7 +181,8 @@ impl<A: Accelerator> HostPool<A> {
         self.maximum.saturating_sub(self.stats.allocated)
     }
 
-    fn no_room(&self, requested: u64) -> Error {
+    fn no_room(&self, bytes: u64) -> Error {
+        let requested = class::bytes(class::of(bytes));
         let (pooled, maximum) = (self.stats.allocated, self.maximum);
         let hint = "raise the bound of host memory, add a file tier, or swap fewer layers";
         Error::new(Kind::NoRoom { requested, pooled, maximum }).with_hint(hint)
@@ -225,6 +229,11 @@ impl<A: Accelerator> HostPool<A> {
             return Err((buffer, Error::new(Kind::Foreign)));
         }
         self.stats.in_use -= buffer.bytes;
+        self.take_back(buffer, event);
+        Ok(())
+    }
+
+    fn take_back(&mut self, buffer: Buffer<A>, event: Option<A::Event>) {
         match event {
             Some(event) => {
                 self.stats.pending += buffer.bytes;
@@ -232,7 +241,6 @@ impl<A: Accelerator> HostPool<A> {
             }
             None => self.put_away(buffer),
         }
-        Ok(())
     }
 
     fn put_away(&mut self, buffer: Buffer<A>) {
@@ -244,11 +252,20 @@ impl<A: Accelerator> HostPool<A> {
         self.racks[class].buffers.push(buffer.memory);
     }
 
-    /// Takes a buffer out of use for good, because nobody can tell whether its last copy has ended.
-    pub(crate) fn lose(&mut self, buffer: Buffer<A>) {
+    /// Takes a buffer out of use, because nobody can tell whether its last copy has ended. Of the copies
+    /// before that one `event` tells.
+    pub(crate) fn lose(&mut self, buffer: Buffer<A>, event: Option<A::Event>) {
         self.stats.in_use -= buffer.bytes;
-        self.stats.allocated -= buffer.bytes;
-        self.lost.push(buffer.memory);
+        self.stats.lost += buffer.bytes;
+        self.lost.push((buffer, event));
+    }
+
+    /// The last copies have ended after all.
+    pub(crate) fn recover_lost(&mut self) {
+        for (buffer, event) in std::mem::take(&mut self.lost) {
+            self.stats.lost -= buffer.bytes;
+            self.take_back(buffer, event);
+        }
     }
 
     /// Someone who had borrowed a buffer's memory has freed it.

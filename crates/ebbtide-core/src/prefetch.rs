@@ -37,7 +37,9 @@ impl<M: Mover> Engine<M> {
     /// The next groups of the same pass that are not home, nearest first, at most the depth.
     fn upcoming(&self, current: GroupId) -> Vec<GroupId> {
         let pass = self.groups.get(current.slot as usize).filter(|g| g.id == Some(current));
-        let Some(pass) = pass.map(|g| g.pass) else { return Vec::new() };
+        let Some(pass) = pass.map(|g| g.pass).filter(|_| self.config.prefetch > 0) else {
+            return Vec::new();
+        };
         let waiting = |phase| matches!(phase, Phase::Offloading | Phase::Away | Phase::Loading);
         let mut open: Vec<(GroupId, LayerId)> = self
             .groups
@@ -46,15 +48,20 @@ impl<M: Mover> Engine<M> {
             .filter_map(|g| Some((g.id.filter(|&id| id != current)?, g.layer)))
             .collect();
         open.sort_unstable_by_key(|(id, _)| std::cmp::Reverse(*id));
+        let depth = self.config.prefetch.min(open.len());
         let mut chosen: Vec<GroupId> = Vec::new();
-        for layer in self.order.expected() {
+        // What comes soon is looked for, not the whole rest of a long backward.
+        for layer in self.order.expected().iter().take(2 * depth + 8) {
+            if chosen.len() == depth {
+                break;
+            }
             let next = open.iter().find(|(id, l)| l == layer && !chosen.contains(id));
             chosen.extend(next.map(|(id, _)| *id));
         }
         if chosen.is_empty() {
-            chosen.extend(open.iter().filter(|(id, _)| *id < current).map(|(id, _)| *id));
+            let behind = open.iter().filter(|(id, _)| *id < current);
+            chosen.extend(behind.map(|(id, _)| *id).take(self.config.prefetch));
         }
-        chosen.truncate(self.config.prefetch);
         chosen
     }
 }

@@ -12,6 +12,36 @@ pub enum Item<T, O> {
     List(Vec<Self>),
 }
 
+impl<T, O> Item<T, O> {
+    /// The state that the item shows: a tensor's as `of` says, `non_tensor` for anything else, `list` for
+    /// a list (row T1).
+    pub fn state<'a>(&self, of: impl FnOnce(&T) -> &'a str) -> &'a str {
+        match self {
+            Self::Tensor(tensor) => of(tensor),
+            Self::Other(_) => "non_tensor",
+            Self::List(_) => "list",
+        }
+    }
+
+    /// One line for debugging: a tensor's as `of` says, for anything else the type of the value (row
+    /// T15).
+    ///
+    /// ```
+    /// use ebbtide_core::Item;
+    /// let item: Item<u32, f64> = Item::Other(0.5);
+    /// assert_eq!(item.describe(|_| unreachable!()), "state non_tensor, value of type f64");
+    /// ```
+    pub fn describe(&self, of: impl FnOnce(&T) -> String) -> String {
+        match self {
+            Self::Tensor(tensor) => of(tensor),
+            Self::Other(_) => {
+                format!("state non_tensor, value of type {}", std::any::type_name::<O>())
+            }
+            Self::List(items) => format!("a list of {} items", items.len()),
+        }
+    }
+}
+
 /// Lists of items by key: the operation that saved them, or a running number.
 ///
 /// ```

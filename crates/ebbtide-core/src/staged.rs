@@ -60,12 +60,14 @@ pub struct Staged<A: Accelerator, S: Store<A::Host>> {
     pub(crate) plan: Plan,
     bucket_bytes: u64,
     streams: [Option<A::Stream>; 2],
-    /// Staging memory whose copies can't be proven to have ended. It is never used again.
+    /// Streams of the callers' choice.
+    asked: Vec<A::Stream>,
+    /// Staging memory whose copies can't be proven to have ended. It is not used before that is so.
     lost: Vec<A::Block>,
     /// The same for storages.
     kept: Vec<A::Storage>,
     /// The streams of these copies.
-    unproven: Vec<A::Stream>,
+    pub(crate) unproven: Vec<A::Stream>,
 }
 
 /// What one group has on the way.
@@ -115,6 +117,7 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
             plan: Plan::default(),
             bucket_bytes: config.bucket_bytes,
             streams: [None; 2],
+            asked: Vec::new(),
             lost: Vec::new(),
             kept: Vec::new(),
             unproven: Vec::new(),
@@ -156,8 +159,14 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         direction: Direction,
         asked: Option<A::Stream>,
     ) -> Result<A::Stream, BackendError> {
+        if let Some(stream) = asked {
+            if !self.asked.contains(&stream) {
+                self.asked.push(stream);
+            }
+            return Ok(stream);
+        }
         let made = &mut self.streams[usize::from(direction == Direction::In)];
-        if let Some(stream) = asked.or(*made) {
+        if let Some(stream) = *made {
             return Ok(stream);
         }
         let stream = self.device.copy_stream(direction)?;
@@ -224,6 +233,34 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
         if cargo.loose { self.prove_end(cargo) } else { Ok(()) }
     }
 
+    /// The group's parcels may move down again, unless a copy may still read them.
+    fn release_parcels(&mut self, cargo: &mut Cargo<A>) {
+        // If that fails, too, `cargo.loose` says so.
+        let _ = self.prove_loose_end(cargo);
+        if cargo.event.is_none() && !cargo.loose {
+            for &number in &cargo.parcels {
+                self.tiers.parcels.get(number).busy = false;
+            }
+        }
+    }
+
+    /// Uses again what was lost, once the device answers for all the streams that may still use it.
+    pub(crate) fn recover_lost(&mut self) {
+        if self.unproven.is_empty() {
+            return;
+        }
+        let device = &mut self.device;
+        self.unproven.retain(|&stream| device.sync_stream(stream).is_err());
+        if self.unproven.is_empty() {
+            hit(Mark::LostRecovered);
+            self.lost.clear();
+            self.kept.clear();
+            for pool in &mut self.tiers.pools {
+                pool.recover_lost();
+            }
+        }
+    }
+
     /// Forgets the numbers of parcels that are gone.
     pub(crate) fn forget_parcels(&mut self, cargo: &mut Cargo<A>) {
         cargo.parcels.retain(|&number| self.tiers.parcels.is_live(number));
@@ -231,6 +268,21 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
 
     pub(crate) fn whole(freight: &Freight<'_, Self>, trip: Trip, what: &'static str) -> Kind {
         Kind::Whole { trip, group: freight.name.to_string(), what }
+    }
+
+    /// Brings everything home; what does not fit into host memory at once comes in turns.
+    fn load_in_turns(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error> {
+        self.finish_load(freight)?;
+        while freight.records.iter().any(|record| record.residency.place().is_some()) {
+            self.fetch(freight)?;
+            self.arrive(freight)?;
+            self.queue_load(freight)?;
+            if freight.cargo.event.is_none() {
+                break;
+            }
+            self.finish_load(freight)?;
+        }
+        Ok(())
     }
 
     /// A record stays on the device after all; its part of a parcel goes back behind the copies.
@@ -248,6 +300,8 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
     type In = ();
     type Cargo = Cargo<A>;
 
+    const FULL_IN_D2H: bool = true;
+
     fn key(&self, storage: &A::Storage) -> usize {
         self.device.key(storage)
     }
@@ -261,6 +315,7 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
         freight: &mut Freight<'_, Self>,
         stream: Option<A::Stream>,
     ) -> Result<(), Error> {
+        self.recover_lost();
         let mut plan = mem::take(&mut self.plan);
         plan.make(freight.records, self.bucket_bytes);
         let done = self.depart(freight, &plan, stream);
@@ -292,6 +347,7 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
                 continue;
             }
             sure(record.residency.finish_offload(piece));
+            record.emptied = true;
             let bytes = record.ranges.bytes();
             freight.stored(bytes, None);
         }
@@ -312,8 +368,11 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
         if freight.records.iter().all(|record| record.residency.place().is_none()) {
             return Ok(());
         }
-        self.fetch(freight)?;
-        self.advance_load(freight)
+        let done = self.fetch(freight).and_then(|()| self.advance_load(freight));
+        if done.is_err() {
+            self.release_parcels(freight.cargo);
+        }
+        done
     }
 
     fn advance_load(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error> {
@@ -326,18 +385,11 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
     }
 
     fn wait_load(&mut self, freight: &mut Freight<'_, Self>) -> Result<(), Error> {
-        self.finish_load(freight)?;
-        // What did not fit into host memory at once comes in turns.
-        while freight.records.iter().any(|record| record.residency.place().is_some()) {
-            self.fetch(freight)?;
-            self.arrive(freight)?;
-            self.queue_load(freight)?;
-            if freight.cargo.event.is_none() {
-                break;
-            }
-            self.finish_load(freight)?;
+        let done = self.load_in_turns(freight);
+        if done.is_err() {
+            self.release_parcels(freight.cargo);
         }
-        Ok(())
+        done
     }
 
     fn retrieve(&mut self, freight: &mut Freight<'_, Self>, index: usize) -> Result<(), Error> {
@@ -348,6 +400,8 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
             self.forget_parcels(freight.cargo);
         } else if residency.place().is_some() {
             self.bring_home(freight, index)?;
+        } else if residency.load().is_some() {
+            self.finish_load(freight)?;
         }
         Ok(())
     }
@@ -360,12 +414,18 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
         if let Err(error) = &ended {
             hit(Mark::EndUnproven);
             freight.abandoned(error);
-            self.unproven.extend(freight.cargo.last);
+            if let Some(last) = freight.cargo.last {
+                self.unproven.push(last);
+            }
         }
         let ended = ended.is_ok();
         (freight.cargo.event, freight.cargo.loose) = (None, false);
         self.drop_staging(freight.cargo, ended);
         for record in freight.records.iter_mut() {
+            if ended && record.filled {
+                // Nobody is to read what a failed load has left. If it can't be freed it stays.
+                let _ = self.device.free(&mut record.storage);
+            }
             // What is owed belongs to the parcels, which are given back below.
             let _owed = record.residency.abandon();
         }
@@ -382,6 +442,10 @@ impl<A: Accelerator, S: Store<A::Host>> Mover for Staged<A, S> {
 
     fn keep(&mut self, storage: A::Storage) {
         self.kept.push(storage);
+    }
+
+    fn is_kept(&self, key: usize) -> bool {
+        self.kept.iter().any(|storage| self.device.key(storage) == key)
     }
 
     fn tier(&self, place: &Piece) -> &'static str {
@@ -401,10 +465,10 @@ impl<A: Accelerator, S: Store<A::Host>> Drop for Staged<A, S> {
     /// Host memory goes only when no copy uses it.
     fn drop(&mut self) {
         self.tiers.settle(&mut self.device);
-        let unproven = mem::take(&mut self.unproven);
-        for stream in self.streams.into_iter().flatten().chain(unproven) {
-            // A lost device runs no copies any more.
-            let _ = self.device.sync_stream(stream);
+        let asked = mem::take(&mut self.asked);
+        for stream in self.streams.into_iter().flatten().chain(asked) {
+            // Once more if it does not answer at first. A lost device runs no copies any more.
+            let _ = self.device.sync_stream(stream).or_else(|_| self.device.sync_stream(stream));
         }
     }
 }

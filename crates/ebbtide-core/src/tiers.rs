@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use crate::PoolId;
 use crate::accel::Accelerator;
 use crate::backend::{Done, Failed, Outcome, Store, StoreStats, Ticket};
+use crate::class;
 use crate::error::{BackendError, Error, Kind};
 use crate::mark::{Mark, hit};
-use crate::parcel::{Parcels, Tier};
+use crate::parcel::{Parcel, Parcels, Tier};
 use crate::pool::{Buffer, HostPool};
 
 pub(crate) struct Tiers<A: Accelerator, S: Store<A::Host>> {
@@ -66,7 +67,7 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
         loop {
             match acquire(self.pool(id)?, device, bytes) {
                 Err(error) if error.is_no_room() && pool.is_none() => {
-                    let fits = bytes <= self.pools[0].maximum();
+                    let fits = class::bytes(class::of(bytes)) <= self.pools[0].maximum();
                     if !fits || !self.spill_oldest(device)? {
                         return Err(error);
                     }
@@ -262,10 +263,11 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
     pub(crate) fn lose(&mut self, number: u32) {
         hit(Mark::ParcelLost);
         let _ = self.arrive(number);
-        match self.parcels.remove(number).tier {
+        let Parcel { tier, written, .. } = self.parcels.remove(number);
+        match tier {
             Tier::Host(buffer) => {
                 let pool = buffer.pool().0 as usize;
-                self.pools[pool].lose(buffer);
+                self.pools[pool].lose(buffer, written);
             }
             Tier::Disk(slot, _) => {
                 if let Some(disk) = &mut self.disk {
@@ -320,7 +322,10 @@ impl<B> Store<B> for NoDisk {
     type Slot = std::convert::Infallible;
 
     fn put(&mut self, block: B) -> Result<Ticket, Failed<B>> {
-        Err(Failed { error: BackendError::new("there is no tier below host memory"), block })
+        Err(Failed {
+            error: BackendError::new("there is no tier below host memory").no_room(),
+            block,
+        })
     }
 
     fn get(&mut self, slot: &Self::Slot, _: B) -> Result<Ticket, Failed<B>> {

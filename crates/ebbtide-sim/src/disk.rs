@@ -175,7 +175,8 @@ impl State {
 
     fn put(&mut self, host: Span, call: Call) -> Result<Ticket, BackendError> {
         let Some(extent) = self.take(Space::Disk, host.bytes, &call) else {
-            return Err(BackendError::new(format!("no room on the disk for {} bytes", host.bytes)));
+            let error = BackendError::new(format!("no room on the disk for {} bytes", host.bytes));
+            return Err(error.no_room());
         };
         let ns = self.disk_ns(host.bytes, self.options.speeds.disk_write);
         let work = self.start_job(&call, ns);

@@ -36,6 +36,10 @@ impl Injector {
         self.lost
     }
 
+    pub(crate) fn set(&mut self, faults: Faults) {
+        self.faults = faults;
+    }
+
     /// Nothing fails from now on, but a lost device stays lost.
     pub(crate) fn heal(&mut self) {
         self.faults = Faults::default();

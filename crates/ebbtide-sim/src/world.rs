@@ -10,7 +10,7 @@ use ebbtide_core::BackendError;
 use crate::device::SimDevice;
 use crate::disk::SimDisk;
 use crate::handles::{Object, SimStorage, SimStream};
-use crate::options::Options;
+use crate::options::{Faults, Options};
 use crate::report::Report;
 use crate::shadow::Role;
 use crate::state::{COMPUTE, State};
@@ -107,6 +107,11 @@ impl World {
     /// How many calls of any kind were made so far.
     pub fn all_calls(&self) -> u64 {
         self.lock().next_call()
+    }
+
+    /// Other faults from now on. Calls keep their numbers.
+    pub fn inject(&self, faults: Faults) {
+        self.lock().injector.set(faults);
     }
 
     /// Switches all faults off and gives all memory room. A device that is lost stays lost.

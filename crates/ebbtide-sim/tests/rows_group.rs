@@ -3,7 +3,8 @@
 mod rows;
 
 use ebbtide_core::{
-    Accelerator, Element, Event, HostPool, LayerId, Pass, PoolId, Registered, StagedConfig, class,
+    Accelerator, Element, Event, HostPool, LayerId, Pass, PoolId, Registered, Saved, StagedConfig,
+    class,
 };
 use ebbtide_sim::{Faults, Function, Options, SimStorage, World};
 
@@ -208,7 +209,7 @@ fn g6_c2_a_shared_table_is_never_freed_under_its_user() {
         let group = rig.open();
         rig.add(group, whole(&own));
         // The second layer finds it away already: that it is registered again brings it back.
-        rig.add(group, whole(&table).pack());
+        rig.add(group, Saved::whole(table.clone(), 1024).element(F32).pack());
         rig.world.check(&table, 0..1024, 77);
         rig.out(group);
         if layer > 0 {
@@ -376,7 +377,7 @@ fn p2_p3_an_explicit_pool() {
     let second = pool.acquire(&mut device, 4096).unwrap();
     let error = pool.acquire(&mut device, 100).unwrap_err();
     assert!(error.is_no_room());
-    let wanted = "host memory would exceed its bound: 100 bytes requested, \
+    let wanted = "host memory would exceed its bound: 512 bytes requested, \
                   8192 of 8192 bytes pooled";
     assert_eq!(error.to_string(), wanted);
 
@@ -398,6 +399,19 @@ fn p2_p3_an_explicit_pool() {
     assert_eq!((stats.allocated, stats.high_water), (8192, 8192));
     drop((pool, other));
     assert!(world.finish().is_empty());
+}
+
+/// P2: buffers count with the size of their class, and the error says so.
+#[test]
+fn p2_a_bound_between_two_classes() {
+    let world = World::new(1, Options::default());
+    let mut device = world.device();
+    let mut pool: HostPool<_> = HostPool::new(PoolId(1), 5000);
+    let error = pool.acquire(&mut device, 5000).unwrap_err();
+    let wanted = "host memory would exceed its bound: 5120 bytes requested, \
+                  0 of 5000 bytes pooled";
+    assert_eq!(error.to_string(), wanted);
+    drop(pool.acquire(&mut device, 4608).unwrap());
 }
 
 /// P1: the pool may be used from any thread, behind a lock.
@@ -508,10 +522,34 @@ fn when_both_tiers_are_full_tensors_stay() {
     let (third, tensors) = rig.group(&storages[2..]);
     let error = rig.engine.start_offload(third).unwrap_err();
     assert!(text(&error).contains("4096 bytes"), "{}", text(&error));
+    assert!(error.is_no_room());
     assert_eq!(rig.engine.state(tensors[0]).unwrap(), "device");
     rig.home(third, &storages[2..], 3);
     rig.home(groups[1], &storages[1..2], 2);
     rig.home(groups[0], &storages[..1], 1);
+    rig.finish();
+}
+
+/// The disk is full, but a group on its way home is about to give its buffer back: that is waited for.
+#[test]
+fn a_full_disk_waits_for_loads_on_their_way() {
+    let mut setup = Setup { config: StagedConfig::new(8192), disk: true, ..Setup::default() };
+    setup.options.disk_bytes = 4096;
+    let mut rig = Rig::with(setup);
+    let storages: Vec<_> = (1..=4).map(|seed| rig.filled(4096, seed)).collect();
+    let mut groups = Vec::new();
+    for storage in &storages[..3] {
+        let (group, _) = rig.group(std::slice::from_ref(storage));
+        rig.out(group);
+        groups.push(group);
+    }
+    rig.engine.start_load(groups[2]).unwrap();
+    let (fourth, _) = rig.group(&storages[3..]);
+    rig.out(fourth);
+    rig.home(fourth, &storages[3..], 4);
+    for at in (0..3).rev() {
+        rig.home(groups[at], &storages[at..=at], 1 + at as u64);
+    }
     rig.finish();
 }
 

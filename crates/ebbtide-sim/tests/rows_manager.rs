@@ -114,7 +114,8 @@ fn m3_a_declared_chain() {
     assert_eq!(played.manager.follow("h.1", "h.1").unwrap(), Declared::Itself);
     assert_eq!(played.manager.follow("h.0", "h.0").unwrap(), Declared::Itself);
     let told = played.told.lock().unwrap().clone();
-    assert_eq!(told, [Event::FollowsItself { layer: "h.1".into() }]);
+    let itself = |layer: &str| Event::FollowsItself { layer: layer.into() };
+    assert_eq!(told, [itself("h.1"), itself("h.0")]);
     let error = played.manager.follow("h.2", "h.1").unwrap_err().to_string();
     assert_eq!(
         error,
@@ -179,7 +180,13 @@ fn g9_the_last_layer_stays_and_at_most_two_are_on_the_device() {
     assert_eq!(played.offer(&storage, None), Offered::Kept);
     let swapped = played.offer(&storage, Some(|| CheckpointPolicy::MustSwap));
     assert!(matches!(swapped, Offered::Saved(_, Registered::New)));
+    played.manager.forward_done("h.4").unwrap();
+    played.manager.wait_offload(&last).unwrap();
+    assert!(storage.is_empty());
+    // Releasing is for what stayed: it does not touch the only copy.
     played.manager.release(&last);
+    played.manager.backward_begins("h.4").unwrap();
+    played.world.check(&storage, 0..64, 1);
     played.finish();
 }
 
@@ -235,10 +242,71 @@ fn m9_m10_c12_passes_in_flight() {
         played.manager.forward_done("h.0").unwrap();
     }
     assert_eq!(played.manager.active_groups(), 2);
+    played.manager.forward_done("h.1").unwrap();
+    assert!(twice.iter().all(SimStorage::is_empty), "both uses of the layer have left");
     for (storage, seed) in twice.iter().zip([7, 8]).rev() {
         played.manager.backward_begins("h.0").unwrap();
         played.world.check(storage, 0..64, seed);
     }
+    played.finish();
+}
+
+/// G9: the records of a layer that stayed are dropped when its backward starts.
+#[test]
+fn g9_records_of_the_last_layer_are_dropped_when_its_backward_starts() {
+    let mut rig = Rig::new();
+    let storages = [rig.filled(256, 1)];
+    let (group, _) = rig.group(&storages);
+    assert_eq!(storages[0].references(), 2);
+    rig.engine.need(group).unwrap();
+    assert_eq!(storages[0].references(), 1);
+    let (next, _) = rig.group(&storages);
+    let again = rig.engine.register(next, whole(&storages[0])).unwrap().1;
+    assert_eq!(again, Registered::Duplicate, "the identity went with the records");
+    rig.engine.close(next);
+    rig.engine.close(group);
+    rig.finish();
+}
+
+/// G10, M10: what arrives while a group is on its way forms a group of its own; each comes home by
+/// name, the newest first.
+#[test]
+fn g10_m10_late_records_form_a_group_of_their_own() {
+    let mut played = Managed::new();
+    let storages = [played.filled(64, 1), played.filled(64, 2)];
+    played.manager.ensure("stage 0");
+    for storage in &storages {
+        let (_, registered) = played.manager.add("stage 0", whole(storage)).unwrap();
+        assert_eq!(registered, Registered::New);
+        played.manager.start_offload("stage 0", None).unwrap();
+    }
+    assert_eq!(played.manager.active_groups(), 2);
+    for _ in &storages {
+        played.manager.wait_offload("stage 0").unwrap();
+    }
+    for _ in &storages {
+        played.manager.start_load("stage 0", None).unwrap();
+    }
+    for _ in &storages {
+        played.manager.wait_load("stage 0").unwrap();
+    }
+    for (storage, seed) in storages.iter().zip([1, 2]) {
+        played.world.check(storage, 0..64, seed);
+    }
+    played.finish();
+}
+
+/// M1: the outer group is current again after a panic, too.
+#[test]
+fn m1_the_outer_group_is_restored_after_a_panic() {
+    let mut played = Managed::new();
+    played.manager.set_current(1, Some("outer".into()));
+    let manager = &mut played.manager;
+    let inner = || manager.with_current(1, "inner", |_| panic!("planned"));
+    let panicked: std::thread::Result<()> =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(inner));
+    assert!(panicked.is_err());
+    assert_eq!(played.manager.current(1), Some("outer"));
     played.finish();
 }
 

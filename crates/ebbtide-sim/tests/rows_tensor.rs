@@ -123,6 +123,57 @@ fn t5_a_tensor_changed_during_the_copy_or_before_its_use_is_an_error() {
     rig.finish();
 }
 
+/// T5: resized while the copy was under way: nothing is freed, and the error says both sizes.
+#[test]
+fn t5_a_storage_resized_during_the_copy_is_an_error() {
+    let mut rig = Rig::new();
+    let mut storages = [rig.filled(512, 1), rig.filled(512, 2)];
+    let (group, _) = rig.group(&storages);
+    rig.engine.start_offload(group).unwrap();
+    let mut device = rig.world.device();
+    let out = device.copy_stream(Direction::Out).unwrap();
+    let copied = device.record(out).unwrap();
+    device.wait(rig.world.compute(), &copied).unwrap();
+    device.free(&mut storages[0]).unwrap();
+    let error = rig.engine.wait_offload(group).unwrap_err();
+    assert!(error.to_string().ends_with("bytes was 512, is 0"), "{error}");
+    rig.engine.close(group);
+    rig.finish();
+}
+
+/// T5: what is kept and modified is found at its use on every path, not only through `need`.
+#[test]
+fn t5_a_kept_tensor_modified_before_the_load_is_an_error() {
+    let mut rig = Rig::new();
+    let storages = [rig.filled(512, 1), rig.filled(512, 2)];
+    let (group, _) = rig.group(&storages);
+    assert!(rig.engine.protect(&storages[0]).unwrap());
+    rig.out(group);
+    storages[0].modify_in_place(0..512, 9);
+    rig.engine.start_load(group).unwrap();
+    assert!(rig.engine.wait_load(group).unwrap_err().is_changed());
+    rig.world.check(&storages[1], 0..512, 2);
+    rig.engine.close(group);
+    rig.finish();
+}
+
+/// A tensor that does not lie within its storage, or whose storage has another size than it says.
+#[test]
+fn t2_registrations_that_make_no_sense_are_refused() {
+    let mut rig = Rig::new();
+    let storage = rig.filled(64, 1);
+    let group = rig.open();
+    let error = rig.engine.register(group, whole(&storage).slice(32..128)).unwrap_err();
+    let wanted = "a tensor reaches bytes 32..128 of a storage of 64 bytes, which has 64";
+    assert_eq!(error.to_string(), wanted);
+    let told = ebbtide_core::Saved::whole(storage.clone(), 128);
+    let error = rig.engine.register(group, told).unwrap_err();
+    let wanted = "a tensor reaches bytes 0..128 of a storage of 128 bytes, which has 64";
+    assert_eq!(error.to_string(), wanted);
+    rig.engine.close(group);
+    rig.finish();
+}
+
 /// T6: a slice copies its own bytes only, a whole tensor its storage, and a pool is used if named.
 #[test]
 fn t6_what_is_copied_and_where_to() {
@@ -320,6 +371,70 @@ fn t14_protection_at_any_moment() {
         rig.home(group, &storages, 1);
         rig.finish();
     }
+}
+
+/// T14, G6: a storage of which only a part was saved can't be brought back as a whole, and nobody gets
+/// bytes that were not saved.
+#[test]
+fn t14_g6_bytes_that_were_not_saved_are_an_error() {
+    let mut rig = Rig::new();
+    let storage = rig.filled(256, 1);
+    let group = rig.open();
+    rig.add(group, whole(&storage).slice(0..128));
+    rig.out(group);
+    let error = rig.engine.protect(&storage).unwrap_err();
+    let wanted = "bytes 0..256 of the storage of a tensor were not saved before it was freed";
+    assert_eq!(error.to_string(), wanted);
+    let other = rig.open();
+    let whole = || ebbtide_core::Saved::whole(storage.clone(), 256);
+    let error = rig.engine.register(other, whole().slice(128..256)).unwrap_err();
+    assert!(error.is_not_saved(), "{error}");
+    // What was saved can be had.
+    let saved = whole().slice(64..128);
+    let (_, registered) = rig.engine.register(other, saved).unwrap();
+    assert_eq!(registered, Registered::Shared(group));
+    rig.world.check(&storage, 0..128, 1);
+    rig.engine.close(other);
+    rig.engine.close(group);
+    rig.finish();
+}
+
+/// T14: protecting what is on its way home after its wait has failed.
+#[test]
+fn t14_protection_after_a_wait_that_failed() {
+    let mut setup = Setup::default();
+    setup.options.speeds.copy_ns = 1_000_000;
+    let mut rig = Rig::with(setup);
+    let storages = [rig.filled(512, 1), rig.filled(512, 2)];
+    let (group, tensors) = rig.group(&storages);
+    rig.out(group);
+    rig.engine.start_load(group).unwrap();
+    let calls = rig.world.calls();
+    rig.world.inject(Faults { fail_calls: calls..calls + 2, ..Faults::default() });
+    rig.engine.wait_load(group).unwrap_err();
+    rig.world.heal();
+    assert!(rig.engine.protect(&storages[0]).unwrap());
+    assert_eq!(rig.engine.state(tensors[0]).unwrap(), "device");
+    rig.world.check(&storages[0], 0..512, 1);
+    rig.home(group, &storages, 1);
+    rig.finish();
+}
+
+/// M7: a group given up after a failed load leaves no memory that nobody has filled.
+#[test]
+fn m7_nothing_readable_is_left_of_a_load_that_failed() {
+    let mut rig = Rig::new();
+    let storages = [rig.filled(512, 1)];
+    let (group, _) = rig.group(&storages);
+    rig.out(group);
+    // The copy home fails, and so does the freeing after it: the storage keeps its new memory.
+    let copy = rig.world.calls() + 4;
+    let fail_function = Some((Function::Free, 1));
+    rig.world.inject(Faults { fail_call: Some(copy), fail_function, ..Faults::default() });
+    rig.engine.start_load(group).unwrap_err();
+    rig.engine.close(group);
+    assert!(storages[0].is_empty());
+    rig.finish();
 }
 
 /// T15: one line for debugging.

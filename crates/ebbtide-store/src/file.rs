@@ -229,7 +229,7 @@ impl<B: Bytes + Send + 'static> Store<B> for FileStore<B> {
                     "the spill file in {dir} has no room for a block of {bytes} bytes"
                 ));
                 let hint = "let the spill file grow further, or swap fewer layers";
-                let error = error.with_hint(hint).with_source(no_room);
+                let error = error.no_room().with_hint(hint).with_source(no_room);
                 Err(Failed { error, block })
             }
         }

@@ -96,6 +96,7 @@ impl<B: Bytes> HostStore<B> {
                 "{bytes} bytes don't fit into the host tier: \
                  {needed} bytes needed, {in_use} of {maximum} bytes in use"
             ))
+            .no_room()
             .with_hint("raise --host-bytes or use --tier file"));
         }
         Ok(needed)

@@ -129,6 +129,10 @@ fn failed<B>(
     match error.downcast::<Mismatch>() {
         Ok(mismatch) => message.with_hint(Mismatch::HINT).with_source(mismatch),
         Err(error) => match hint(&error) {
+            // Something smaller, or another tier, may still do.
+            Some(hint) if error.kind() == io::ErrorKind::StorageFull => {
+                message.no_room().with_hint(hint).with_source(error)
+            }
             Some(hint) => message.with_hint(hint).with_source(error),
             None => message.with_source(error),
         },

@@ -93,6 +93,10 @@ impl Player<'_> {
     fn ask(&mut self, visit: usize, group: GroupId) -> Played {
         loop {
             let Err(error) = self.ask_once(visit, group) else { return Ok(()) };
+            // What a call that failed may still use stays out of use until its group is closed.
+            if error.is_no_room() && self.errors > 0 {
+                return Err(Stop::Failed(text(&error)));
+            }
             let stop = self.failed("need", &text(&error));
             if !self.tolerant || !self.scenario.stubborn || self.world.is_lost() {
                 return Err(stop);

@@ -64,7 +64,7 @@ pub(super) struct Player<'a> {
     pub(super) tolerant: bool,
     /// Some bytes went out and were given up there.
     given_up: bool,
-    errors: u64,
+    pub(super) errors: u64,
 }
 
 /// Plays a scenario; a panic is a report.
@@ -345,10 +345,9 @@ impl<'a> Player<'a> {
         let all = (0..=self.pools.len()).map(|number| PoolId(u32::try_from(number).unwrap_or(0)));
         let all: Vec<_> =
             all.filter_map(|pool| self.engine().mover_mut().pool_stats(pool)).collect();
-        if let Some(stats) = all
-            .iter()
-            .find(|stats| stats.in_use != 0 || stats.allocated != stats.pending + stats.free)
-        {
+        if let Some(stats) = all.iter().find(|stats| {
+            stats.in_use != 0 || stats.allocated != stats.pending + stats.free + stats.lost
+        }) {
             return wrong(format!("{stats:?}"));
         }
         let (stats, counters) = (self.world.stats(), self.engine().counters());
