@@ -115,12 +115,7 @@ fn engine_rows(rounds: usize) -> Result<Vec<Row>, Failure> {
 
 fn tier_rows(dir: &Path, quick: bool) -> Result<Vec<Row>, Failure> {
     let (bytes, rounds) = if quick { (64 << 20, 3) } else { (512 << 20, 7) };
-    let failed = |error: ebbtide_core::BackendError| {
-        let hint = error.hint().unwrap_or("name another folder with --dir").to_string();
-        Failure::run_time(error.to_string(), &hint)
-    };
-    let report = file_tier(dir, bytes, 8 << 20, rounds).map_err(failed)?;
-    Ok(of_plain(&report))
+    Ok(of_plain(&file_tier(dir, bytes, 8 << 20, rounds)?))
 }
 
 /// The better way of doing I/O counts: it is the one that the tier chooses.

@@ -1,11 +1,13 @@
 //! The files and folders of the command line, looked at before any work.
 
 use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use crate::args::{OutputArgs, TrainingArgs};
 use crate::failure::Failure;
-use crate::files;
+use crate::files::{self, resolved};
 
 /// Texts have to be regular files: each process of a run reads them again.
 pub(crate) fn inputs(text: &[PathBuf]) -> Result<(), Failure> {
@@ -30,12 +32,12 @@ pub(crate) fn outputs(training: &TrainingArgs, output: &OutputArgs) -> Result<()
         ("--timeline", output.timeline.as_deref()),
     ];
     let mut taken: Vec<(&str, PathBuf)> =
-        training.text.iter().map(|path| ("--text", same(path))).collect();
-    let resumed = training.resume.as_deref().map(same);
+        training.text.iter().map(|path| ("--text", resolved(path))).collect();
+    let resumed = training.resume.as_deref().map(resolved);
     for (flag, path) in targets {
         let Some(path) = path else { continue };
         target(flag, path)?;
-        let file = same(path);
+        let file = resolved(path);
         // Saving over the file that was resumed is what one does.
         let resumed = resumed.iter().filter(|_| flag != "--save").map(|p| ("--resume", p.clone()));
         let clash = taken.iter().cloned().chain(resumed).find(|(_, other)| *other == file);
@@ -68,27 +70,23 @@ pub(crate) fn target(flag: &str, path: &Path) -> Result<(), Failure> {
                 _ => Ok(()),
             };
         }
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(wrong(&error.to_string())),
         _ => {}
     }
     if path.file_name().is_none() {
         return Err(wrong("it has no name"));
     }
+    if path.as_os_str().as_bytes().ends_with(b"/") {
+        return Err(wrong("it is the name of a folder"));
+    }
     // The folder that is written to is that of the file a link points to.
-    files::probe(&files::folder(&same(path))).map_err(|error| wrong(&error.to_string()))
-}
-
-/// One spelling for one file, whether it exists or not.
-fn same(path: &Path) -> PathBuf {
-    fs::canonicalize(path).unwrap_or_else(|_| {
-        let folder = files::folder(path);
-        let folder = fs::canonicalize(&folder).unwrap_or(folder);
-        folder.join(path.file_name().unwrap_or_default())
-    })
+    files::probe(&files::folder(&resolved(path))).map_err(|error| wrong(&error.to_string()))
 }
 
 /// The folder of the spill file, which `flag` names, has to take files.
 pub(crate) fn spill_folder(flag: &str, folder: &Path) -> Result<(), Failure> {
-    files::probe(folder).map_err(|error| {
+    // An empty name is none; a file's name behind it would be one in the current folder.
+    fs::metadata(folder).and_then(|_| files::probe(folder)).map_err(|error| {
         Failure::bad_input(
             format!("can't spill to the folder {}: {error}", folder.display()),
             format!("name an existing, writable folder with {flag}"),

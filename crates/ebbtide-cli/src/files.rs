@@ -21,6 +21,23 @@ pub(crate) fn folder(path: &Path) -> PathBuf {
     }
 }
 
+/// One spelling for one file, whether it exists or not: the file that a link points to.
+pub(crate) fn resolved(path: &Path) -> PathBuf {
+    let mut path = path.to_owned();
+    // A link to a file that is not there yet. The system follows as many.
+    for _ in 0..40 {
+        match fs::read_link(&path) {
+            Ok(link) if !path.exists() => path = folder(&path).join(link),
+            _ => break,
+        }
+    }
+    fs::canonicalize(&path).unwrap_or_else(|_| {
+        let folder = folder(&path);
+        let folder = fs::canonicalize(&folder).unwrap_or(folder);
+        folder.join(path.file_name().unwrap_or_default())
+    })
+}
+
 /// Whether a file can be made in `folder`: makes one and takes it away again, because permission
 /// bits alone say nothing about read-only mounts or the superuser.
 pub(crate) fn probe(folder: &Path) -> io::Result<()> {
@@ -71,7 +88,7 @@ pub(crate) fn replace(
     write: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> Result<(), Failure> {
     // The file that a link points to is replaced, not the link.
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let target = resolved(path);
     remove_stale(&target);
     let temporary = sibling(&target);
     // The file is locked until it has its name.
@@ -177,6 +194,22 @@ mod tests {
         replace(&link, |file| file.write_all(b"new")).unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read_to_string(&real).unwrap(), "new");
+    }
+
+    #[test]
+    fn a_link_to_nothing_gets_the_file_that_it_names() {
+        use std::os::unix::fs::symlink;
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("sub")).unwrap();
+        symlink("sub/second", at("first")).unwrap();
+        symlink("../real", at("sub/second")).unwrap();
+        replace(&at("first"), |file| file.write_all(b"new")).unwrap();
+        for name in ["first", "sub/second"] {
+            assert!(fs::symlink_metadata(at(name)).unwrap().is_symlink());
+        }
+        assert!(fs::symlink_metadata(at("real")).unwrap().is_file());
+        assert_eq!(fs::read_to_string(at("first")).unwrap(), "new");
     }
 
     #[test]

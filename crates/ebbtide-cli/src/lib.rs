@@ -79,6 +79,7 @@ pub fn main() -> ExitCode {
 }
 
 fn run(command: Command) -> Result<u8, Failure> {
+    signals::outlive_file_limit()?;
     match command {
         Command::Train(args) => train::run(*args),
         Command::Doctor(args) => doctor::run(args),

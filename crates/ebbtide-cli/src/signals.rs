@@ -1,9 +1,10 @@
 //! Ctrl-C and SIGTERM: the first one ends the run after its step, a second one ends it at once.
+//! A limit on the size of files ends nothing: the write fails.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::flag;
 
 use crate::failure::Failure;
@@ -43,6 +44,12 @@ impl Signals {
             signal => u8::try_from(128 + signal).ok(),
         }
     }
+}
+
+/// Makes a write beyond the limit on the size of files (`ulimit -f`) an error that can be told,
+/// where the system would end the process without a word.
+pub(crate) fn outlive_file_limit() -> Result<(), Failure> {
+    flag::register(SIGXFSZ, Arc::default()).map(drop).map_err(failed)
 }
 
 fn failed(error: impl std::fmt::Display) -> Failure {

@@ -121,6 +121,16 @@ fn a_folder_in_memory_is_warned_of_and_does_not_wear() {
     assert_eq!(names(folder.path()), [""; 0]);
 }
 
+#[test]
+fn an_empty_name_of_the_temporary_folder_counts_as_none() {
+    let place = Place::new();
+    let output = place.command(&["doctor", "--quick"]).env("TMPDIR", "").output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let table = text(&output.stdout);
+    let folder = table.lines().find_map(|line| line.strip_prefix("spill folder  ")).unwrap();
+    assert!(folder.starts_with("/tmp (") || folder.starts_with("/var/tmp ("), "{folder}");
+}
+
 fn refused(args: &[&str]) -> String {
     let place = Place::new();
     fs::write(place.path().join("file"), "x").unwrap();
@@ -143,6 +153,18 @@ fn folders_and_files_that_can_not_be_used_are_refused() {
     ");
     assert_snapshot!(refused(&["--json", "missing/x"]), @r"
     error: --json can't write missing/x: No such file or directory (os error 2)
+    hint: name a file in an existing, writable folder with --json
+    ");
+    assert_snapshot!(refused(&["--dir", ""]), @r"
+    error: can't spill to the folder : No such file or directory (os error 2)
+    hint: name an existing, writable folder with --dir
+    ");
+    assert_snapshot!(refused(&["--json", "file/"]), @r"
+    error: --json can't write file/: Not a directory (os error 20)
+    hint: name a file in an existing, writable folder with --json
+    ");
+    assert_snapshot!(refused(&["--json", "new/"]), @r"
+    error: --json can't write new/: it is the name of a folder
     hint: name a file in an existing, writable folder with --json
     ");
     assert_snapshot!(refused(&["--fast"]), @r"

@@ -10,7 +10,7 @@
 //! 1. inside its storage (state `device`),
 //! 2. inside the store's queue, from [`Store::put`] until the job is done (state `d2h`); the store
 //!    frees it when every byte has been copied, or hands it back with the error,
-//! 3. nowhere (state `away`): the bytes live in the store's slot,
+//! 3. nowhere (state `host`): the bytes live in the store's slot,
 //! 4. inside the store's queue, from [`Store::get`] until the job is done (state `h2d`).
 //!
 //! Since a block moves, nothing can be freed while a copy reads it, and no copy can be forgotten.

@@ -16,15 +16,21 @@
 //!
 //! | module | what is there |
 //! | --- | --- |
+//! | [`manager`] | groups by name and by layer, declared chains, the current group |
+//! | [`engine`] | groups and their phases, identity, counters; `protect`, `prefetch` and `inspect` are parts of it |
+//! | [`mover`] | the seam below groups: how the storages of one group travel |
+//! | [`direct`] | memory that changes its owner, straight into a store |
+//! | [`staged`] | streams and events: offload in `departure`, load in `arrival`, host memory and what is below it in `tiers` |
+//! | [`pool`], [`class`] | which host buffer, when it may be used again, and how large it is |
 //! | [`state`] | the states of one storage and every transition between them |
-//! | [`engine`] | groups, prefetch, counters; drives device and store |
 //! | [`backend`] | the traits [`Device`] and [`Store`] and what each may rely on |
 //! | [`accel`] | the trait [`Accelerator`]: streams, events, pinned memory |
-//! | [`order`] | which group will be needed next: declared by forward, learnt from backward |
+//! | [`order`] | which group will be needed next: learnt from backward |
 //! | [`policy`] | keep, swap or recompute for each layer, and the text form of it |
 //! | [`observe`] | the one interface for warnings, counters and timings |
 //! | [`size`] | byte sizes as people write them |
 //! | [`error`] | the error type of the engine |
+//! | [`model`], [`mark`] | for tests: a device of byte vectors, coverage marks |
 //!
 //! # Example
 //!

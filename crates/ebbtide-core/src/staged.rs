@@ -19,7 +19,7 @@
 //!
 //! * The offload is in `departure.rs`, the load in `arrival.rs`; what is common to both is here.
 //! * When a call fails in the middle, what is queued already is fenced off before anything is given
-//!   back: by an event, else by waiting for the stream, else the memory is never used again.
+//!   back: by an event, else by waiting for the stream, else the memory is put aside until the stream has answered.
 
 use std::mem;
 

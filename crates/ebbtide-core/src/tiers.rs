@@ -259,7 +259,7 @@ impl<A: Accelerator, S: Store<A::Host>> Tiers<A, S> {
         }
     }
 
-    /// Gives a parcel up whose copy can't be proven to have ended: its buffer is never used again.
+    /// Gives a parcel up whose copy can't be proven to have ended: its buffer is put aside.
     pub(crate) fn lose(&mut self, number: u32) {
         hit(Mark::ParcelLost);
         let _ = self.arrive(number);

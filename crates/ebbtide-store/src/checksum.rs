@@ -36,8 +36,7 @@ pub struct Mismatch {
 impl Mismatch {
     /// What the user can do about it.
     pub(crate) const HINT: &str = "the disk, its cable or the memory is faulty: see the kernel log \
-                                   (dmesg), test the memory, or name another folder with \
-                                   --spill-dir";
+                                   (dmesg), test the memory, or name another folder";
 }
 
 impl fmt::Display for Mismatch {

@@ -120,6 +120,16 @@ impl<B: Bytes> HostStore<B> {
 /// }
 /// # Ok::<(), ebbtide_core::BackendError>(())
 /// ```
+///
+/// As the bound of an accelerator's host memory, which respects the container's limit:
+/// ```
+/// use ebbtide_core::StagedConfig;
+/// use ebbtide_store::host_bound;
+///
+/// let config = StagedConfig::new(host_bound(None)?);
+/// assert!(config.host_bytes > 0);
+/// # Ok::<(), ebbtide_core::BackendError>(())
+/// ```
 pub fn host_bound(requested: Option<u64>) -> Result<u64, BackendError> {
     within(requested, memory_limit().unwrap_or(u64::MAX))
 }

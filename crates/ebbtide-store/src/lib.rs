@@ -75,6 +75,7 @@
 
 mod aligned;
 mod any;
+mod cache_hint;
 mod checksum;
 mod choose;
 mod clock;
@@ -83,7 +84,6 @@ mod config;
 pub mod extent;
 #[doc(hidden)]
 pub mod fault;
-mod fetch;
 mod file;
 mod host;
 mod limits;
@@ -103,10 +103,10 @@ mod worker;
 
 pub use aligned::AlignedBuf;
 pub use any::{AnySlot, AnyStore};
+pub use cache_hint::{prefetch, prefetch_to_write};
 pub use checksum::Mismatch;
 pub use choose::{IoKind, IoReason, IoReport, uring_available};
 pub use config::{FileConfig, IoChoice};
-pub use fetch::{prefetch, prefetch_to_write};
 pub use file::{FileSlot, FileStore};
 pub use host::{HostConfig, HostSlot, HostStore, host_bound};
 pub use limits::memory_limit;

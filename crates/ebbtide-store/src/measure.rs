@@ -43,7 +43,8 @@ pub struct Rates {
 /// What [`disk`] found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskReport {
-    /// Bandwidth of one thread that writes, then reads, blocks of 8 MiB one after the other.
+    /// Bandwidth of one thread that writes, then reads, blocks of 8 MiB one after the other, or one
+    /// smaller block.
     pub gbps: Rates,
     /// Bytes that were written, and read back.
     pub bytes: u64,
@@ -83,7 +84,7 @@ pub fn memory_copy_gbps() -> Result<f64, BackendError> {
     Ok(median(rates.collect()))
 }
 
-/// Writes `bytes` (rounded up to 8 MiB) into an unnamed file in `dir` and reads them back, with
+/// Writes `bytes` (rounded up to whole blocks of 8 MiB, or to 4096 if it is less than one) into an unnamed file in `dir` and reads them back, with
 /// direct I/O where the folder allows it, without threads or queues. Each direction ends after five
 /// seconds in any case. The disk has to have room for `bytes`; nothing is left there.
 ///
@@ -100,8 +101,8 @@ pub fn memory_copy_gbps() -> Result<f64, BackendError> {
 /// ```
 pub fn disk(dir: &Path, bytes: u64) -> Result<DiskReport, BackendError> {
     let file = PlainFile::open(dir)?;
-    let mut block = filled(CALL, 3)?;
-    let bytes = bytes.next_multiple_of(CALL as u64).max(CALL as u64);
+    let (bytes, call) = whole_calls(bytes);
+    let mut block = filled(call, 3)?;
     // What is measured is the disk, not how the file system finds room.
     file.preallocate(bytes)?;
 
@@ -109,14 +110,14 @@ pub fn disk(dir: &Path, bytes: u64) -> Result<DiskReport, BackendError> {
     let mut written = 0;
     while written < bytes && (written == 0 || begin.elapsed() < PATIENCE) {
         file.write(block.as_slice(), written)?;
-        written += CALL as u64;
+        written += call as u64;
     }
     let write = gbps(written, begin.elapsed());
     let begin = Instant::now();
     let mut read = 0;
     while read < written && (read == 0 || begin.elapsed() < PATIENCE) {
         file.read(block.as_mut_slice(), read)?;
-        read += CALL as u64;
+        read += call as u64;
     }
     let read_rate = gbps(read, begin.elapsed());
     let (write_4k_us, read_4k_us) = latencies(&file, written)?;
@@ -129,6 +130,12 @@ pub fn disk(dir: &Path, bytes: u64) -> Result<DiskReport, BackendError> {
         uring: uring_available().map_err(|e| e.to_string()),
         file_system: mount::file_system(dir).unwrap_or_else(|| "unknown".into()),
     })
+}
+
+/// Bytes to measure, and those of one call.
+fn whole_calls(bytes: u64) -> (u64, usize) {
+    let call = usize::try_from(bytes).unwrap_or(CALL).clamp(1, CALL).next_multiple_of(GRAIN);
+    (bytes.max(1).next_multiple_of(call as u64), call)
 }
 
 /// Medians of small writes and reads all over the first `bytes` of the file.
@@ -182,12 +189,23 @@ mod tests {
     }
 
     #[test]
+    fn few_bytes_are_one_small_call() {
+        let large = CALL as u64;
+        assert_eq!(whole_calls(0), (4096, 4096));
+        assert_eq!(whole_calls(4097), (8192, 8192));
+        assert_eq!(whole_calls(large - 1), (large, CALL));
+        assert_eq!(whole_calls(large + 1), (2 * large, CALL));
+    }
+
+    #[test]
     fn a_disk_is_measured() {
         let dir = tempfile::tempdir().unwrap();
-        let report = disk(dir.path(), 1).unwrap();
-        assert_eq!(report.bytes, CALL as u64);
-        let DiskReport { gbps, write_4k_us, read_4k_us, .. } = report;
-        assert!([gbps.write, gbps.read, write_4k_us, read_4k_us].iter().all(|&v| v > 0.0));
+        for bytes in [1, CALL as u64] {
+            let report = disk(dir.path(), bytes).unwrap();
+            assert_eq!(report.bytes, bytes.max(GRAIN as u64));
+            let DiskReport { gbps, write_4k_us, read_4k_us, .. } = report;
+            assert!([gbps.write, gbps.read, write_4k_us, read_4k_us].iter().all(|&v| v > 0.0));
+        }
         assert_eq!(dir.path().read_dir().unwrap().count(), 0);
     }
 

@@ -19,7 +19,11 @@ use rustix::io::Errno;
 use crate::{AlignedBuf, GRAIN};
 
 /// What the user can do about a folder that does not serve.
-const HINT: &str = "name another folder with --spill-dir";
+const HINT: &str = "name another folder";
+
+/// What the user can do where a file can't grow, though the disk may have room.
+pub(crate) const LIMITED: &str =
+    "raise the limit on the size of files (ulimit -f), or name another folder";
 
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
@@ -48,7 +52,10 @@ impl SpillFile {
         if !metadata.is_dir() {
             return Err(unusable(dir, ": it is not a folder"));
         }
-        let wrap = |e: io::Error| unusable(dir, "").with_source(e);
+        let wrap = |e: io::Error| match e.kind() {
+            io::ErrorKind::FileTooLarge => unusable(dir, "").with_hint(LIMITED).with_source(e),
+            _ => unusable(dir, "").with_source(e),
+        };
         let file = nameless(dir).map_err(wrap)?;
         let mut spill = Self { file, dir: dir.into(), mem_align: None, notices: Vec::new() };
         if spill.is_ram().map_err(wrap)? {
@@ -175,15 +182,20 @@ fn is_ram(system: &StatFs) -> bool {
 
 /// The folder for a spill file where none is named: the system's folder for temporary files, or
 /// `/var/tmp` where that one is in RAM (as it is by default on many systems) and `/var/tmp` is not.
+/// An empty `TMPDIR` names no folder and counts as unset.
 ///
 /// ```
 /// assert!(ebbtide_store::spill_dir().is_absolute());
 /// ```
 pub fn spill_dir() -> PathBuf {
     let in_ram = |dir: &Path| statfs(dir).is_ok_and(|system| is_ram(&system));
-    let temporary = std::env::temp_dir();
+    let temporary = named_or_default(std::env::temp_dir());
     let other = PathBuf::from("/var/tmp");
     if in_ram(&temporary) && other.is_dir() && !in_ram(&other) { other } else { temporary }
+}
+
+fn named_or_default(temporary: PathBuf) -> PathBuf {
+    if temporary.as_os_str().is_empty() { "/tmp".into() } else { temporary }
 }
 
 #[cfg(test)]
@@ -191,6 +203,12 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::*;
+
+    #[test]
+    fn an_empty_name_of_the_temporary_folder_counts_as_none() {
+        assert_eq!(named_or_default(PathBuf::new()), Path::new("/tmp"));
+        assert_eq!(named_or_default("/spill".into()), Path::new("/spill"));
+    }
 
     #[test]
     fn a_file_made_with_a_name_loses_it_at_once() {

@@ -15,6 +15,7 @@ use crate::clock::nanos;
 use crate::extent::Extent;
 use crate::file::FileSlot;
 use crate::queue::{Job, Outcome, Queue, Task};
+use crate::spill::LIMITED;
 use crate::transfer::{Io, Lane};
 
 pub(crate) struct Worker<B> {
@@ -142,8 +143,9 @@ fn failed<B>(
 fn hint(error: &io::Error) -> Option<&'static str> {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            Some("free space there or name another folder with --spill-dir")
+            Some("free space there or name another folder")
         }
+        io::ErrorKind::FileTooLarge => Some(LIMITED),
         _ if error.raw_os_error() == Some(rustix::io::Errno::IO.raw_os_error()) => {
             Some("the disk reported an error: see the kernel log (dmesg)")
         }

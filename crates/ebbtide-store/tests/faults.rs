@@ -71,7 +71,7 @@ fn c21_disk_full_gives_the_block_back(io: IoChoice) {
     for (nth, skip) in [(1, 0), (2, 0), (1, 1), (5, 1)] {
         let error = failed_put(io, nth, Kind::NoSpace, skip);
         assert!(chain(&error).contains("No space left on device"), "{}", chain(&error));
-        let hint = "free space there or name another folder with --spill-dir";
+        let hint = "free space there or name another folder";
         assert_eq!(error.hint(), Some(hint));
     }
 }
@@ -167,7 +167,7 @@ fn a_panicking_destructor_does_not_hang_the_caller(io: IoChoice) {
 
 fn refused(dir: &Path) -> String {
     let error = FileStore::<Block>::open(&FileConfig::new(dir)).unwrap_err();
-    assert_eq!(error.hint(), Some("name another folder with --spill-dir"));
+    assert_eq!(error.hint(), Some("name another folder"));
     chain(&error)
 }
 

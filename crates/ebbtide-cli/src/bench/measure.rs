@@ -13,7 +13,7 @@ use ebbtide_store::AlignedBuf;
 use super::noop::Noop;
 use super::ram::Ram;
 use super::{STORAGE_BYTES, STORAGES};
-use crate::failure::Failure;
+use crate::failure::{Failure, with_causes};
 use crate::memory;
 
 pub(super) struct Bookkeeping {
@@ -35,8 +35,7 @@ pub(super) struct Pool {
 
 fn failed(error: impl Into<BackendError>) -> Failure {
     let error = error.into();
-    let hint = error.hint().unwrap_or("free some memory").to_string();
-    Failure::run_time(error.to_string(), &hint)
+    Failure::run_time(with_causes(&error), error.hint().unwrap_or("free some memory"))
 }
 
 fn median(mut values: Vec<f64>) -> f64 {

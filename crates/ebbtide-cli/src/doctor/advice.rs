@@ -23,6 +23,7 @@ pub(super) fn of(findings: &Findings) -> Vec<String> {
     } else if let Some(why) = &folder.why_not_direct {
         advice.push(format!("{why}; the figures of the disk are partly those of RAM"));
     }
+    advice.extend(tiny(folder));
     advice.extend(slow(folder));
     advice.extend(small(folder, findings.memory.may_use_bytes));
     advice.extend(worn(findings.wear.as_ref()));
@@ -33,6 +34,17 @@ pub(super) fn of(findings: &Findings) -> Vec<String> {
         );
     }
     advice
+}
+
+fn tiny(folder: &Folder) -> Option<String> {
+    folder.is_tiny().then(|| {
+        format!(
+            "{} is too small for a spill file: only {} could be measured, which says little about \
+             its speed",
+            folder.path,
+            size::format(folder.measured_bytes)
+        )
+    })
 }
 
 fn slow(folder: &Folder) -> Option<String> {

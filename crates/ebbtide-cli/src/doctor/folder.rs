@@ -14,6 +14,8 @@ use crate::failure::Failure;
 const FIRST: u64 = 8 << 20;
 /// Bytes that are measured at most: enough to pass the caches of most disks' controllers.
 const MOST: u64 = 1 << 30;
+/// Bytes that are measured at least, however little is free.
+const LEAST: u64 = 4096;
 /// Seconds of writing and reading together.
 const LONG: f64 = 5.;
 const SHORT: f64 = 0.8;
@@ -61,12 +63,17 @@ impl Folder {
             read_4k_us: report.read_4k_us,
         })
     }
+
+    /// Whether there was no room for even the first look.
+    pub(super) fn is_tiny(&self) -> bool {
+        self.measured_bytes < FIRST
+    }
 }
 
 /// Measures for about so many seconds, and leaves half of the free space free. More bytes at each
 /// try, because a disk may be fast only for the first of them.
 fn timed(dir: &Path, free: Option<u64>, seconds: f64) -> Result<DiskReport, Failure> {
-    let most = free.map_or(MOST, |free| MOST.min(free / 2));
+    let most = free.map_or(MOST, |free| (free / 2).clamp(LEAST, MOST));
     let begin = Instant::now();
     let mut bytes = FIRST.min(most);
     loop {
@@ -86,4 +93,17 @@ fn timed(dir: &Path, free: Option<u64>, seconds: f64) -> Result<DiskReport, Fail
 fn affordable(report: &DiskReport, seconds: f64) -> u64 {
     let gb_per_s = round_trip_gb_per_s(report.gbps.write, report.gbps.read);
     (gb_per_s * seconds * 1e9) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn half_of_what_is_free_is_measured_where_that_is_little() {
+        let dir = tempfile::tempdir().unwrap();
+        for (free, measured) in [(64 << 10, 32 << 10), (2 << 20, 1 << 20), (0, LEAST)] {
+            assert_eq!(timed(dir.path(), Some(free), 0.).unwrap().bytes, measured);
+        }
+    }
 }

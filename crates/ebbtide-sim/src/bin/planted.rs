@@ -162,17 +162,18 @@ fn reports(work: &Path, by: &[String]) -> Result<usize, Failure> {
     let passed = cargo(work, &run, &log)?;
     let log = fs::read_to_string(&log)?;
     if by[0] == "test" {
-        let ran = log.contains("running 1 test") || log.contains("running 2 tests");
-        return if ran {
-            Ok(usize::from(!passed))
-        } else {
-            Err(format!("no such test\n{log}").into())
+        // A test that hangs or is ended has not found anything.
+        return match (passed, log.contains("test result: FAILED")) {
+            (true, _) if log.contains("ok. 0 passed") => Err(format!("no such test\n{log}").into()),
+            (true, _) => Ok(0),
+            (false, true) => Ok(1),
+            (false, false) => Err(format!("the test came to no result\n{log}").into()),
         };
     }
     let last = log.lines().last().unwrap_or_default();
     let count = last.strip_prefix("20 seeds, ").and_then(|rest| rest.strip_suffix(" reports"));
-    // A run that ends in another way, or not at all, has not passed either.
-    Ok(count.map_or(if passed { 0 } else { SEEDS }, |count| count.parse().unwrap_or(0)))
+    let count = count.and_then(|count| count.parse().ok());
+    count.ok_or_else(|| format!("the simulator came to no result\n{log}").into())
 }
 
 fn check(work: &Path, mistake: &Mistake) -> Result<(usize, usize), Failure> {

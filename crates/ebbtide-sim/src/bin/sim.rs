@@ -1,5 +1,6 @@
 //! Plays the engine in simulated worlds: `sim --seeds N [--first SEED] [--with FEATURE]… [--verbose]`.
 
+use std::ffi::OsString;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -12,12 +13,23 @@ struct Arguments {
     verbose: bool,
 }
 
-const USAGE: &str =
-    "usage: sim [--seeds N] [--first SEED] [--with FEATURE]... [--verbose] [--list]";
+/// What is asked for.
+enum Request {
+    Play(Arguments),
+    List,
+    Help,
+}
 
-fn parse(words: impl Iterator<Item = String>) -> Result<Option<Arguments>, String> {
+/// Seeds are below this: the bits above number the runs of one.
+const SEEDS: u64 = 1 << 40;
+
+const USAGE: &str =
+    "usage: sim [--seeds N] [--first SEED] [--with FEATURE]... [--verbose] [--list] [--help]";
+
+fn parse(words: impl Iterator<Item = OsString>) -> Result<Request, String> {
     let mut arguments = Arguments { first: 0, seeds: 500, forced: Vec::new(), verbose: false };
-    let mut words = words;
+    let words = words.map(|word| word.into_string().map_err(|word| format!("not UTF-8: {word:?}")));
+    let mut words = words.collect::<Result<Vec<_>, _>>()?.into_iter();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
         let number = |text: String| text.parse().map_err(|_| format!("not a number: {text}"));
@@ -31,17 +43,21 @@ fn parse(words: impl Iterator<Item = String>) -> Result<Option<Arguments>, Strin
                 arguments.forced.push(feature.ok_or_else(unknown)?);
             }
             "--verbose" => arguments.verbose = true,
-            "--list" => return Ok(None),
+            "--list" => return Ok(Request::List),
+            "--help" | "-h" => return Ok(Request::Help),
             _ => return Err(format!("unknown argument {word}\n{USAGE}")),
         }
     }
-    Ok(Some(arguments))
+    match arguments.first.checked_add(arguments.seeds) {
+        Some(end) if end <= SEEDS => Ok(Request::Play(arguments)),
+        _ => Err(format!("seeds are below {SEEDS}: choose a smaller --first or fewer --seeds")),
+    }
 }
 
 fn run(arguments: &Arguments, out: &mut impl Write) -> io::Result<bool> {
     let Arguments { first, seeds, forced, verbose } = arguments;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let swept = sweep(*first..first.saturating_add(*seeds), forced, threads);
+    let swept = sweep(*first..first + seeds, forced, threads);
     if *verbose {
         for (scenario, _) in swept.bad.values() {
             let mut scenario = scenario.clone();
@@ -60,9 +76,10 @@ fn run(arguments: &Arguments, out: &mut impl Write) -> io::Result<bool> {
 
 fn main() -> ExitCode {
     let mut out = io::stdout().lock();
-    let good = match parse(std::env::args().skip(1)) {
-        Ok(Some(arguments)) => run(&arguments, &mut out),
-        Ok(None) => {
+    let good = match parse(std::env::args_os().skip(1)) {
+        Ok(Request::Play(arguments)) => run(&arguments, &mut out),
+        Ok(Request::Help) => writeln!(out, "{USAGE}").map(|()| true),
+        Ok(Request::List) => {
             let mut names = Feature::ALL.iter().map(|feature| feature.name());
             names.try_for_each(|name| writeln!(out, "{name}")).map(|()| true)
         }

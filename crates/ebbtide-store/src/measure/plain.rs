@@ -9,6 +9,7 @@ use ebbtide_core::BackendError;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 
+use crate::spill::LIMITED;
 use crate::{AlignedBuf, SpillFile};
 
 /// A spill file without a store.
@@ -50,7 +51,10 @@ impl PlainFile {
 
     fn failed(&self, verb: &str, bytes: u64, error: io::Error) -> BackendError {
         let message = format!("can't {verb} {bytes} bytes in {}", self.dir.display());
-        let hint = "free space there, measure fewer bytes, or name another folder";
+        let hint = match error.kind() {
+            io::ErrorKind::FileTooLarge => LIMITED,
+            _ => "free space there, measure fewer bytes, or name another folder",
+        };
         BackendError::new(message).with_hint(hint).with_source(error)
     }
 }
