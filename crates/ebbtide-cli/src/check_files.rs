@@ -85,8 +85,7 @@ pub(crate) fn target(flag: &str, path: &Path) -> Result<(), Failure> {
 
 /// The folder of the spill file, which `flag` names, has to take files.
 pub(crate) fn spill_folder(flag: &str, folder: &Path) -> Result<(), Failure> {
-    // An empty name is none; a file's name behind it would be one in the current folder.
-    fs::metadata(folder).and_then(|_| files::probe(folder)).map_err(|error| {
+    files::probe(folder).map_err(|error| {
         Failure::bad_input(
             format!("can't spill to the folder {}: {error}", folder.display()),
             format!("name an existing, writable folder with {flag}"),

@@ -155,10 +155,6 @@ fn folders_and_files_that_can_not_be_used_are_refused() {
     error: --json can't write missing/x: No such file or directory (os error 2)
     hint: name a file in an existing, writable folder with --json
     ");
-    assert_snapshot!(refused(&["--dir", ""]), @r"
-    error: can't spill to the folder : No such file or directory (os error 2)
-    hint: name an existing, writable folder with --dir
-    ");
     assert_snapshot!(refused(&["--json", "file/"]), @r"
     error: --json can't write file/: Not a directory (os error 20)
     hint: name a file in an existing, writable folder with --json

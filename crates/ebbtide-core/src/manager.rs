@@ -293,7 +293,8 @@ impl<M: Mover> Manager<M> {
     /// Offers a tensor to the current group of a context. The policy is asked once, whether or not
     /// there is a group (rows W1, W2). Without a group the tensor is kept, with a warning once for the
     /// life of the manager (row M8); in the last group of a chain it is kept unless the policy says it
-    /// must be swapped (row G9).
+    /// must be swapped (row G9). What is kept stays on the device, even if an earlier group has its
+    /// storage (row G6).
     ///
     /// # Errors
     /// The policy's answer makes no sense for a tensor; or as for [`Engine::register`].
@@ -305,20 +306,26 @@ impl<M: Mover> Manager<M> {
     ) -> Result<Offered, Error> {
         let answer = policy.map(|ask| TensorPolicy::try_from(ask())).transpose()?;
         if answer == Some(TensorPolicy::Keep) {
-            return Ok(Offered::Kept);
+            return self.keep(&saved);
         }
         let Some(name) = self.current(context).map(str::to_string) else {
             if !std::mem::replace(&mut self.warned_missing, true) {
                 self.engine.tell(&Event::NoGroup);
             }
-            return Ok(Offered::Kept);
+            return self.keep(&saved);
         };
         if self.chain.is_last_group(&name) && answer != Some(TensorPolicy::Swap) {
-            return Ok(Offered::Kept);
+            return self.keep(&saved);
         }
         let group = self.ensure(&name);
         let (tensor, registered) = self.engine.register(group, saved)?;
         Ok(Offered::Saved(tensor, registered))
+    }
+
+    /// What stays must not leave with a group that has its storage, too.
+    fn keep(&mut self, saved: &Saved<M::Storage>) -> Result<Offered, Error> {
+        self.engine.keep_here(saved)?;
+        Ok(Offered::Kept)
     }
 
     /// A layer's forward is over: its group starts to leave, and the layer before it has left when this

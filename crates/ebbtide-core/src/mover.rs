@@ -120,6 +120,7 @@ pub trait Mover {
 }
 
 /// One storage of a group.
+#[expect(clippy::struct_excessive_bools, reason = "facts that don't depend on each other")]
 pub struct Record<M: Mover + ?Sized> {
     pub(crate) storage: M::Storage,
     pub(crate) key: usize,

@@ -6,7 +6,7 @@ use crate::engine::find;
 use crate::error::{Error, Kind};
 use crate::group::{Group, Phase};
 use crate::mark::{Mark, hit};
-use crate::mover::Mover;
+use crate::mover::{Mover, Saved};
 use crate::{Engine, GroupId};
 
 impl<M: Mover> Engine<M> {
@@ -24,6 +24,15 @@ impl<M: Mover> Engine<M> {
         let bytes = find(&mut self.groups, group)?.records[index as usize].bytes;
         self.protect_record(group, index, &(0..bytes))?;
         Ok(true)
+    }
+
+    /// Keeps the bytes of a tensor that was not given to any group, but may share a storage with one
+    /// that was (row G6).
+    pub(crate) fn keep_here(&mut self, saved: &Saved<M::Storage>) -> Result<(), Error> {
+        match self.owners.first(self.mover.key(&saved.storage)) {
+            Some((group, index)) => self.protect_record(group, index, &saved.range),
+            None => Ok(()),
+        }
     }
 
     /// Protects one record for somebody who uses `range` of it.

@@ -28,8 +28,9 @@ const USAGE: &str =
 
 fn parse(words: impl Iterator<Item = OsString>) -> Result<Request, String> {
     let mut arguments = Arguments { first: 0, seeds: 500, forced: Vec::new(), verbose: false };
-    let words = words.map(|word| word.into_string().map_err(|word| format!("not UTF-8: {word:?}")));
-    let mut words = words.collect::<Result<Vec<_>, _>>()?.into_iter();
+    let not_text = |word: OsString| format!("not UTF-8: {}", word.display());
+    let words: Result<Vec<_>, _> = words.map(OsString::into_string).collect();
+    let mut words = words.map_err(not_text)?.into_iter();
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
         let number = |text: String| text.parse().map_err(|_| format!("not a number: {text}"));
@@ -91,5 +92,34 @@ fn main() -> ExitCode {
     match good {
         Ok(true) => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::ffi::OsStringExt;
+
+    use super::*;
+
+    fn parsed(words: &[&str]) -> Result<Request, String> {
+        parse(words.iter().map(OsString::from))
+    }
+
+    #[test]
+    fn a_range_ends_at_the_last_seed() {
+        let last = (SEEDS - 10).to_string();
+        assert!(matches!(parsed(&["--first", &last, "--seeds", "10"]), Ok(Request::Play(_))));
+        let most = u64::MAX.to_string();
+        for (first, seeds) in [(last.as_str(), "11"), (&most, "10"), ("0", &most)] {
+            let refused = parsed(&["--first", first, "--seeds", seeds]);
+            assert!(refused.is_err_and(|message| message.contains("1099511627776")), "{first}");
+        }
+    }
+
+    #[test]
+    fn words_that_are_no_text_are_refused_and_help_is_not() {
+        let word = OsString::from_vec(vec![0xFF]);
+        assert!(parse(["--seeds".into(), word].into_iter()).is_err());
+        assert!(matches!(parsed(&["--help"]), Ok(Request::Help)));
     }
 }
