@@ -53,7 +53,11 @@ fn step(first: u64, more: &[Feature], stubborn: bool) -> Scenario {
 
 fn is_good(scenario: &Scenario, what: &str) {
     let outcome = scenario.play();
-    assert!(outcome.is_good(), "seed {}, {what}\n{outcome}", scenario.seed);
+    let seed = scenario.seed;
+    assert!(
+        outcome.is_good(),
+        "seed {seed}, {what}\n{outcome}  repeat with: cargo test -p ebbtide-sim --test every_call"
+    );
 }
 
 fn every_call_can_fail(mut scenario: Scenario) {

@@ -9,6 +9,7 @@
 //! | `scenario` | a plan with its machine, bounds and faults |
 //! | `player` | plays the steps; what happens after an error |
 //! | `forward`, `backward` | one layer's part of it |
+//! | `named` | steps driven by names and layers |
 //! | `oracle` | what each storage holds |
 //! | `outcome`, `sweep` | what comes out, of one run and of many |
 //!
@@ -25,6 +26,7 @@ mod backward;
 mod draw;
 mod features;
 mod forward;
+mod named;
 mod oracle;
 mod order;
 mod outcome;
@@ -34,6 +36,7 @@ mod scenario;
 mod sweep;
 
 pub use features::{Feature, Mix};
+pub use named::named;
 pub use outcome::Outcome;
 pub use plan::{Asks, Event, Misuse, Moment, Plan, Source, Step, Value, View, Visit};
 pub use scenario::Scenario;

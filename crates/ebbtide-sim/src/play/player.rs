@@ -110,7 +110,7 @@ fn is_users_race(report: &Report) -> bool {
         && first.starts_with("copy storage")
 }
 
-fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
+pub(super) fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| payload.downcast_ref::<&str>().copied());
     format!("panic: {}", text.unwrap_or("without a message"))
