@@ -177,6 +177,10 @@ impl<M: Mover> Group<M> {
     pub(crate) fn changed(&self, mover: &M, tensor: &Tensor<M::Storage>) -> Option<Change> {
         let then = tensor.facts?;
         let record = &self.records[tensor.record as usize];
+        if record.residency.place().is_some() || record.residency.load().is_some() {
+            // It is empty for everybody but the engine.
+            return None;
+        }
         let now = mover.facts(tensor.own.as_ref().unwrap_or(&record.storage))?;
         // While it is away the engine itself has emptied it.
         let full = record.residency.is_device()
