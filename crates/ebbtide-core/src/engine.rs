@@ -371,7 +371,7 @@ impl<M: Mover> Engine<M> {
     /// The group is unknown or its load was not started or is already waited for (row G8). Copies
     /// failed: the first error is returned, the bytes stay away and so does the group, so that the
     /// load can be tried again (row T10). Or everything is home, but a tensor was modified in place
-    /// since it was registered (row T5).
+    /// since it was registered (row T5): the group can only be closed.
     pub fn wait_load(&mut self, group: GroupId) -> Result<(), Error> {
         self.require(group, Phase::Loading, "wait_load")?;
         let modified = self.unchanged(group);
@@ -385,7 +385,8 @@ impl<M: Mover> Engine<M> {
             });
         }
         let entry = find(&mut self.groups, group)?;
-        if entry.is_travelling() {
+        // What was modified stays an error, however often it is asked for.
+        if entry.is_travelling() || modified.is_err() {
             entry.phase = Phase::Away;
         } else {
             entry.phase = Phase::Home;

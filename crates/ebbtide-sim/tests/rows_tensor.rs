@@ -153,6 +153,10 @@ fn t5_a_kept_tensor_modified_before_the_load_is_an_error() {
     rig.engine.start_load(group).unwrap();
     assert!(rig.engine.wait_load(group).unwrap_err().is_changed());
     rig.world.check(&storages[1], 0..512, 2);
+    assert!(
+        rig.engine.need(group).unwrap_err().is_changed(),
+        "asking again does not make it right"
+    );
     rig.engine.close(group);
     rig.finish();
 }
