@@ -14,6 +14,10 @@
 //! 4. inside the store's queue, from [`Store::get`] until the job is done (state `h2d`).
 //!
 //! Since a block moves, nothing can be freed while a copy reads it, and no copy can be forgotten.
+//!
+//! A device whose framework gives no memory away *lends* it ([`Device::LENDS`]): its block points into
+//! the storage and keeps it alive, the storage stays usable in state `d2h`, and its memory goes when
+//! the engine calls [`Device::vacate`].
 
 use crate::error::BackendError;
 
@@ -65,15 +69,26 @@ pub trait Device {
         None
     }
 
+    /// Whether [`Device::detach`] leaves the memory where it is until [`Device::vacate`].
+    const LENDS: bool = false;
+
     /// Takes the memory out of the storage. What is left behind must make every later read an
-    /// error of the framework, never a wrong value.
+    /// error of the framework, never a wrong value. A device that lends hands out access to it instead.
     ///
     /// # Errors
     /// The storage can't be emptied (for example, a dtype the device can't move). Nothing changed.
     fn detach(&mut self, storage: &Self::Storage) -> Result<Self::Block, BackendError>;
 
+    /// Lets the memory of a storage go whose bytes have been copied, on a device that lends.
+    ///
+    /// # Errors
+    /// The framework refuses; the storage is as it was.
+    fn vacate(&mut self, _: &Self::Storage) -> Result<(), BackendError> {
+        Ok(())
+    }
+
     /// Puts memory back into a storage that was emptied by [`Device::detach`]. Every view of the
-    /// storage sees the bytes again.
+    /// storage sees the bytes again. A block that was only lent changes nothing.
     ///
     /// # Errors
     /// The storage is not empty or the framework refuses; the block is then lost.

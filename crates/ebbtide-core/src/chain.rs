@@ -85,6 +85,26 @@ impl Chain {
         Ok(Declared::New)
     }
 
+    /// Takes a layer out: its neighbours become each other's (row M6). Nothing for one that is not in.
+    ///
+    /// ```
+    /// let mut chain = ebbtide_core::Chain::default();
+    /// chain.follow("h.0", "h.1")?;
+    /// chain.follow("h.1", "h.2")?;
+    /// chain.unlink("h.1");
+    /// assert_eq!((chain.next("h.0"), chain.previous("h.2")), (Some("h.2"), Some("h.0")));
+    /// # Ok::<(), ebbtide_core::Error>(())
+    /// ```
+    pub fn unlink(&mut self, layer: &str) {
+        let Some(Link { previous, next, .. }) = self.links.remove(layer) else { return };
+        if let Some(before) = previous.as_ref().and_then(|before| self.links.get_mut(before)) {
+            before.next.clone_from(&next);
+        }
+        if let Some(after) = next.and_then(|after| self.links.get_mut(&after)) {
+            after.previous = previous;
+        }
+    }
+
     fn link(&mut self, layer: &str) -> &mut Link {
         let named = &mut self.named;
         self.links.entry(layer.into()).or_insert_with(|| {

@@ -2,7 +2,8 @@
 //!
 //! A block is in exactly one place (see [`backend`](crate::backend)), so nothing can be freed while a
 //! copy reads it. The price: between the start of an offload and its end nobody can use the storage,
-//! and an offload that is called off has to be finished first.
+//! and an offload that is called off has to be finished first. Where the device only lends its memory
+//! ([`Device::LENDS`]) the storage stays usable meanwhile, and an offload that is called off frees nothing.
 
 use crate::backend::{Device, Done, Facts, Failed, Outcome, Store, StoreStats, Ticket, Timing};
 use crate::error::{BackendError, Error};
@@ -36,7 +37,7 @@ impl<D: Device, S: Store<D::Block>> Mover for Direct<D, S> {
     type In = Ticket;
     type Cargo = ();
 
-    const FULL_IN_D2H: bool = false;
+    const FULL_IN_D2H: bool = D::LENDS;
 
     fn key(&self, storage: &D::Storage) -> usize {
         self.device.key(storage)
@@ -155,6 +156,14 @@ impl<D: Device, S: Store<D::Block>> Direct<D, S> {
         let Some(&ticket) = record.residency.offload() else { return Ok(()) };
         match stored(self.store.wait(ticket)) {
             Ok((slot, timing)) => {
+                if D::LENDS {
+                    let vacated = if record.kept { None } else { Some(self.device.vacate(&record.storage)) };
+                    if !matches!(vacated, Some(Ok(()))) {
+                        self.store.discard(slot);
+                        let _over: Ticket = sure(record.residency.keep_on_device());
+                        return vacated.unwrap_or(Ok(())).map_err(|e| freight.error(Trip::Device, index, e));
+                    }
+                }
                 sure(record.residency.finish_offload(slot));
                 // A block holds the whole storage, whatever was registered of it.
                 let bytes = record.bytes;

@@ -484,6 +484,11 @@ impl<M: Mover> Engine<M> {
         self.mover.stats()
     }
 
+    /// What moves the bytes.
+    pub fn mover(&self) -> &M {
+        &self.mover
+    }
+
     /// What moves the bytes, for what the front end does with it beside the engine.
     pub fn mover_mut(&mut self) -> &mut M {
         &mut self.mover

@@ -2,10 +2,22 @@
 
 use crate::engine::unknown;
 use crate::error::{Error, Kind};
+use crate::group::Phase;
 use crate::mover::Mover;
-use crate::{Engine, TensorId};
+use crate::{Engine, GroupId, TensorId};
 
 impl<M: Mover> Engine<M> {
+    /// The phase of a group: `open`, `offloading`, `away`, `loading`, `home`. `None` if it is closed.
+    pub fn phase_name(&self, group: GroupId) -> Option<&'static str> {
+        self.phase(group).map(Phase::name)
+    }
+
+    /// Whether [`Engine::wait_offload`] would return without making anybody wait.
+    pub fn offload_is_complete(&mut self, group: GroupId) -> bool {
+        let offloading = self.phase(group) == Some(Phase::Offloading);
+        !offloading || self.lend(group, M::offload_is_done).is_ok_and(|done| done)
+    }
+
     /// The state of a registered tensor: `device`, `d2h`, `host` or the name of the tier below it,
     /// `h2d`. A duplicate shows the state of what it repeats (row T17).
     ///

@@ -1,0 +1,137 @@
+//! What autograd keeps instead of a saved tensor, and how the tensor comes back.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+
+use crate::claim::Claim;
+use crate::error::{Class, exception};
+use crate::held::Found;
+use crate::hub::{Hub, Locked};
+use crate::torch::{Torch, storage_of, version_of};
+use crate::types::Tensor;
+use crate::view::View;
+
+/// Stands for one saved tensor. May be dropped on any thread, and need not ever be unpacked.
+#[pyclass(frozen, module = "ebbtide._native")]
+pub(crate) struct Handle(pub(crate) Kept);
+
+/// Where the tensor is.
+pub(crate) enum Kept {
+    /// Here, for as long as the handle lives.
+    Here { alias: Py<PyAny>, version: Option<u64> },
+    /// Wherever its span is.
+    Saved { hub: Arc<Hub>, claim: Claim, number: usize, version: u64, view: Box<View> },
+    /// Of a subclass that consists of tensors: a function of Python puts them together.
+    Parts { parts: Py<PyAny> },
+}
+
+#[pymethods]
+impl Handle {
+    fn __repr__(&self) -> String {
+        match &self.0 {
+            Kept::Here { .. } => "Handle(kept)".into(),
+            Kept::Saved { view, .. } => format!("Handle({:?})", view.sizes()),
+            Kept::Parts { .. } => "Handle(parts)".into(),
+        }
+    }
+}
+
+/// The tensor that a pack hook was given: the same sizes, strides, type and bits. Loads the group of
+/// the tensor, all of it, if it is away, and starts to load the group expected next.
+///
+/// Raises `ChangedError` where the tensor was modified in place after it was saved (as torch does
+/// without hooks), `CopyError` if a copy failed, `PhaseError` if its step was given up.
+#[pyfunction]
+#[pyo3(signature = (packed: "object"))]
+pub(crate) fn unpack<'py>(packed: &Bound<'py, PyAny>) -> PyResult<Tensor<'py>> {
+    let py = packed.py();
+    let Ok(handle) = packed.cast::<Handle>() else {
+        // What can't be held is passed through as it is.
+        return Ok(Tensor(packed.clone()));
+    };
+    match &handle.get().0 {
+        Kept::Here { alias, version } => {
+            let alias = alias.bind(py);
+            if let Some(version) = version {
+                unchanged(alias, *version)?;
+            }
+            Ok(Tensor(alias.clone()))
+        }
+        Kept::Saved { hub, claim, number, version, view } => {
+            bring(py, hub, claim, (*number, *version), view).map(Tensor)
+        }
+        Kept::Parts { parts } => {
+            py.import("ebbtide.torch._subclass")?.call_method1("join", (parts,)).map(Tensor)
+        }
+    }
+}
+
+fn bring<'py>(
+    py: Python<'py>,
+    hub: &Arc<Hub>,
+    claim: &Claim,
+    (number, version): (usize, u64),
+    view: &View,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut inner = hub.lock(py)?;
+    let found = claim.held.find(py, number);
+    let there = matches!(found, Found::Alias(..) | Found::Changed { .. } | Found::Gone);
+    come_closer(hub, &mut inner, claim.group, there)?;
+    // Where the bytes are is only certain once the group is home.
+    let found = claim.held.find(py, number);
+    let start = claim.held.range().start;
+    drop(inner);
+    let torch = Torch::get(py)?;
+    match found {
+        Found::Alias(alias, _) => {
+            let alias = alias.into_bound(py);
+            unchanged(&alias, version)?;
+            if number == usize::MAX { view.over_alias(torch, &alias) } else { Ok(alias) }
+        }
+        Found::Ram(buffer, at) => view.over_buffer(py, torch, &buffer, at + (view.data - start)),
+        Found::Torch(bytes) => {
+            let storage = storage_of(bytes.bind(py))?;
+            view.in_storage(torch, &storage, (view.data - start) as u64)
+        }
+        Found::Changed { was, now } => Err(changed(was, now)),
+        Found::Away | Found::Gone => Err(exception(
+            Class::Phase,
+            "a saved tensor is asked for whose step was given up",
+            Some("run forward again; a step is given up when an exception leaves it"),
+        )),
+    }
+}
+
+/// Brings the group home unless the tensor is here, and starts loads ahead the first time that one of
+/// its tensors is asked for.
+fn come_closer(hub: &Hub, inner: &mut Locked<'_>, group: u64, there: bool) -> PyResult<()> {
+    let first = match inner.groups.get_mut(&group) {
+        Some(entry) => !std::mem::replace(&mut entry.asked, true),
+        None => return Ok(()),
+    };
+    if first {
+        inner.each(group, |unit, id| {
+            unit.prefetch(id);
+            Ok(())
+        })?;
+    }
+    if there || inner.phase(group) == "home" {
+        return Ok(());
+    }
+    hub.waiting(|| inner.each(group, |unit, id| unit.need(id)))
+}
+
+fn unchanged(alias: &Bound<'_, PyAny>, was: u64) -> PyResult<()> {
+    let now = version_of(alias)?;
+    if now == was { Ok(()) } else { Err(changed(was, now)) }
+}
+
+fn changed(was: u64, now: u64) -> PyErr {
+    let message = format!(
+        "a tensor saved for backward was modified in place: its version was {was} when it was saved, is {now}"
+    );
+    let hint = "don't change a tensor in place between forward and backward; use the operation that makes \
+                a new tensor, or save a clone";
+    exception(Class::Changed, &message, Some(hint))
+}
