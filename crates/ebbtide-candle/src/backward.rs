@@ -25,13 +25,13 @@ use std::time::Instant;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId};
+use ebbtide_store::Row;
 
 use crate::error::{Error, Kind};
 use crate::graph::{Visit, VisitKind};
 use crate::guard::{Given, deliver};
 use crate::segment::{Loans, Saved, Segment};
 use crate::step::Step;
-use crate::timeline::Row;
 
 /// One thing to run Candle's backward over.
 enum Item {

@@ -81,14 +81,13 @@ mod probe;
 mod segment;
 mod step;
 mod swap;
-mod timeline;
 
 pub use ebbtide_core::{LayerId, Policies, Policy};
+pub use ebbtide_store::Timeline;
 pub use error::Error;
 pub use heap::Heap;
 pub use step::Step;
 pub use swap::{Report, Swap, SwapBuilder, Tier};
-pub use timeline::Timeline;
 
 /// The README's example is a test.
 #[cfg(doctest)]

@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use candle_core::{Tensor, TensorId, Var};
 use ebbtide_core::{GroupId, Pass, Policy};
+use ebbtide_store::Row;
 
 use crate::error::{Error, Kind};
 use crate::graph::{InputRole, Scope};
 use crate::probe::{Form, is_repeatable, probe};
 use crate::segment::{Call, Ran, Segment, cut_outputs, fingerprint, run};
 use crate::swap::Swap;
-use crate::timeline::Row;
 
 /// One run of the forward, and its backward.
 ///

@@ -11,14 +11,15 @@ use candle_core::{CpuStorage, Storage, Tensor};
 use ebbtide_core::{
     Config, Direct, Engine, Event, GroupId, LayerId, Pass, Policies, Policy, Registered, Saved,
 };
-use ebbtide_store::{AnyStore, FileConfig, FileStore, HostConfig, HostStore, spill_dir};
+use ebbtide_store::{
+    AnyStore, FileConfig, FileStore, HostConfig, HostStore, Row, Timeline, spill_dir,
+};
 
 use crate::error::{Error, Kind};
 use crate::exchange::{Block, CandleCpu, Held};
 use crate::graph::{Owned, Signature};
 use crate::probe::{Budget, Form};
 use crate::step::Step;
-use crate::timeline::{Row, Timeline};
 
 /// Where swapped bytes go.
 #[derive(Clone, Debug, PartialEq, Eq)]

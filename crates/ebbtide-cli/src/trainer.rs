@@ -186,7 +186,7 @@ impl Trainer {
     /// Ends the curve of device bytes and writes the timeline, if one was asked for.
     pub(crate) fn write_timeline(&mut self, out: impl io::Write) -> io::Result<()> {
         self.curve = None;
-        self.timeline.as_ref().map_or(Ok(()), |timeline| timeline.write(out))
+        self.timeline.as_ref().map_or(Ok(()), |timeline| timeline.write(out).map(drop))
     }
 }
 

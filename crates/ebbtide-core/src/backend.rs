@@ -99,6 +99,10 @@ pub trait Device {
     /// # Errors
     /// Out of device memory.
     fn allocate(&mut self, storage: &Self::Storage) -> Result<Self::Block, BackendError>;
+
+    /// A load has failed whose memory [`Device::allocate`] gave: the storage is empty again, since what
+    /// is in it is no value of anybody. Nothing where the memory was not the storage's yet.
+    fn retract(&mut self, _: &Self::Storage) {}
 }
 
 /// Names one job of a store.

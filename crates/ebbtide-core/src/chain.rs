@@ -183,4 +183,37 @@ mod tests {
         assert_eq!(error, "`a` after `c` would make the chain a circle");
         assert!(chain.is_last("c"));
     }
+    /// M6: a layer that is taken out leaves its neighbours to each other; at an end the mark moves.
+    #[test]
+    fn m6_a_layer_that_is_taken_out_joins_its_neighbours() {
+        let mut chain = declared(&[("a", "b"), ("b", "c"), ("c", "d")]);
+        let group = chain.group("b").unwrap().to_string();
+        chain.unlink("b");
+        assert_eq!((chain.next("a"), chain.previous("c")), (Some("c"), Some("a")));
+        assert!(chain.group("b").is_none() && chain.next("b").is_none() && !chain.is_last("b"));
+        assert!(!chain.is_last_group(&group));
+        assert_eq!(chain.follow("a", "c").unwrap(), Declared::Known);
+        chain.unlink("d");
+        assert!(chain.is_last("c"));
+        chain.unlink("a");
+        assert_eq!(chain.previous("c"), None);
+        chain.unlink("never declared");
+        assert!(chain.is_last("c"));
+    }
+
+    /// M6: what was taken out may be declared again, elsewhere and as the way round that was a circle
+    /// before, and gets a new group.
+    #[test]
+    fn m6_a_layer_that_was_taken_out_may_come_back() {
+        let mut chain = declared(&[("a", "b"), ("b", "c")]);
+        let group = chain.group("b").unwrap().to_string();
+        assert!(chain.follow("c", "a").is_err());
+        chain.unlink("b");
+        assert_eq!(chain.follow("c", "b").unwrap(), Declared::New);
+        assert!(chain.is_last("b") && chain.group("b").unwrap() != group);
+        chain.unlink("a");
+        chain.unlink("c");
+        assert_eq!((chain.previous("b"), chain.next("b")), (None, None));
+        assert!(chain.is_last("b"), "alone, it is the last of its chain");
+    }
 }

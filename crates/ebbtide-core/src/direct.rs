@@ -126,7 +126,13 @@ impl<D: Device, S: Store<D::Block>> Mover for Direct<D, S> {
                     Err(failed) => freight.abandoned(&failed.error),
                 },
                 Owed::Load(ticket, slot) => {
-                    if let Err(error) = loaded(self.store.wait(ticket)) {
+                    let storage = &freight.records[index].storage;
+                    let back = loaded(self.store.wait(ticket)).and_then(|(block, _)| {
+                        // Memory that was lent to the load is the storage's already.
+                        if D::LENDS { self.device.attach(storage, block) } else { Ok(()) }
+                    });
+                    if let Err(error) = back {
+                        self.device.retract(storage);
                         freight.abandoned(&error);
                     }
                     self.store.discard(slot);
@@ -155,21 +161,7 @@ impl<D: Device, S: Store<D::Block>> Direct<D, S> {
         let record = &mut freight.records[index];
         let Some(&ticket) = record.residency.offload() else { return Ok(()) };
         match stored(self.store.wait(ticket)) {
-            Ok((slot, timing)) => {
-                if D::LENDS {
-                    let vacated = if record.kept { None } else { Some(self.device.vacate(&record.storage)) };
-                    if !matches!(vacated, Some(Ok(()))) {
-                        self.store.discard(slot);
-                        let _over: Ticket = sure(record.residency.keep_on_device());
-                        return vacated.unwrap_or(Ok(())).map_err(|e| freight.error(Trip::Device, index, e));
-                    }
-                }
-                sure(record.residency.finish_offload(slot));
-                // A block holds the whole storage, whatever was registered of it.
-                let bytes = record.bytes;
-                freight.stored(bytes, Some(timing));
-                Ok(())
-            }
+            Ok((slot, timing)) => self.let_go(freight, index, slot, timing),
             Err(Failed { error, block }) => {
                 // The job is over: the ticket owes nothing any more.
                 let _over: Ticket = sure(record.residency.keep_on_device());
@@ -178,6 +170,35 @@ impl<D: Device, S: Store<D::Block>> Direct<D, S> {
                 Err(freight.error(Trip::Offload, index, error))
             }
         }
+    }
+
+    /// The bytes of a record are in the tier. Memory that was only lent goes now, unless the offload was
+    /// called off meanwhile.
+    fn let_go(
+        &mut self,
+        freight: &mut Freight<'_, Self>,
+        index: usize,
+        slot: S::Slot,
+        timing: Timing,
+    ) -> Result<(), Error> {
+        let record = &mut freight.records[index];
+        let gone = if !D::LENDS {
+            Ok(true)
+        } else if record.kept {
+            Ok(false)
+        } else {
+            self.device.vacate(&record.storage).map(|()| true)
+        };
+        if let Ok(true) = gone {
+            sure(record.residency.finish_offload(slot));
+            // A block holds the whole storage, whatever was registered of it.
+            let bytes = record.bytes;
+            freight.stored(bytes, Some(timing));
+            return Ok(());
+        }
+        self.store.discard(slot);
+        let _over: Ticket = sure(record.residency.keep_on_device());
+        gone.map(drop).map_err(|e| freight.error(Trip::Device, index, e))
     }
 
     fn start_one(&mut self, freight: &mut Freight<'_, Self>, index: usize) -> Result<(), Error> {
@@ -192,7 +213,10 @@ impl<D: Device, S: Store<D::Block>> Direct<D, S> {
                 sure(record.residency.start_load(ticket));
                 Ok(())
             }
-            Err(error) => Err(freight.error(Trip::Load, index, error)),
+            Err(error) => {
+                self.device.retract(&record.storage);
+                Err(freight.error(Trip::Load, index, error))
+            }
         }
     }
 
@@ -210,6 +234,7 @@ impl<D: Device, S: Store<D::Block>> Direct<D, S> {
                 Ok(())
             }
             Err(error) => {
+                self.device.retract(&record.storage);
                 sure(record.residency.fail_load());
                 Err(freight.error(Trip::Load, index, error))
             }

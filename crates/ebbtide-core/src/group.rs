@@ -140,7 +140,8 @@ impl<M: Mover> Group<M> {
             storage: saved.storage,
             key,
             bytes: saved.bytes,
-            ranges: Ranges::of(saved.range),
+            ranges: Ranges::of(saved.range.clone()),
+            reaches: (saved.range, Vec::new()),
             label: saved.label,
             element: saved.element,
             packable,
@@ -164,13 +165,16 @@ impl<M: Mover> Group<M> {
         record.packable = false;
         let (own, label) = (Some(saved.storage), saved.label);
         self.tensors.push(Tensor { record: index, own, facts, label });
-        if record.ranges.insert(saved.range) {
-            hit(Mark::Merge);
-            return Registered::Merged;
+        let (first, others) = &mut record.reaches;
+        if *first == saved.range || others.contains(&saved.range) {
+            hit(Mark::Repeat);
+            self.repeats += 1;
+            return Registered::Duplicate;
         }
-        hit(Mark::Repeat);
-        self.repeats += 1;
-        Registered::Duplicate
+        hit(Mark::Merge);
+        others.push(saved.range.clone());
+        let _ = record.ranges.insert(saved.range);
+        Registered::Merged
     }
 
     /// Compares a tensor with what it was at registration: size first, then version (row T5).

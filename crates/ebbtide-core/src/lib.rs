@@ -113,7 +113,7 @@ pub use mover::{Element, Mover, Saved};
 pub use observe::{Event, Observer};
 pub use parcel::Piece;
 pub use policy::{CheckpointPolicy, Policies, Policy, TensorPolicy};
-pub use pool::{Buffer, HostPool, PoolStats};
+pub use pool::{Budget, Buffer, HostPool, PoolStats};
 pub use ranges::{Ranges, view_bytes};
 pub use region::{Item, Region};
 pub use staged::{Cargo, Staged, StagedConfig};

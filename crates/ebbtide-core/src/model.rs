@@ -1,13 +1,13 @@
-//! A device and a store made of plain byte vectors.
+//! Devices and a store made of plain byte vectors.
 //!
 //! They really move the bytes, finish each job only when it is waited for, and check what the
 //! engine promises. The crate's own tests and examples run on them; nothing picks them by itself.
 
-use std::cell::{Ref, RefCell};
+use std::cell::{Cell, Ref, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use crate::backend::{Bytes, Device, Done, Failed, Store, StoreStats, Ticket, Timing};
+use crate::backend::{Bytes, Device, Done, Facts, Failed, Store, StoreStats, Ticket, Timing};
 use crate::error::BackendError;
 
 impl Bytes for Vec<u8> {
@@ -19,7 +19,7 @@ impl Bytes for Vec<u8> {
     }
 }
 
-/// A storage of [`ModelDevice`]. Clones are views of the same storage.
+/// A storage of [`ModelDevice`] or [`LendingDevice`]. Clones are views of the same storage.
 #[derive(Clone, Debug)]
 pub struct ModelStorage(Rc<Inner>);
 
@@ -27,9 +27,18 @@ pub struct ModelStorage(Rc<Inner>);
 struct Inner {
     bytes: RefCell<Option<Vec<u8>>>,
     len: usize,
+    version: Cell<u64>,
+    /// Its memory waits for a load to fill it.
+    fresh: Cell<bool>,
 }
 
 impl ModelStorage {
+    /// A storage with this content.
+    pub fn new(bytes: Vec<u8>) -> Self {
+        let (len, bytes) = (bytes.len(), RefCell::new(Some(bytes)));
+        Self(Rc::new(Inner { bytes, len, version: Cell::new(0), fresh: Cell::new(false) }))
+    }
+
     /// Whether the memory has been taken out.
     pub fn is_away(&self) -> bool {
         self.0.bytes.borrow().is_none()
@@ -41,6 +50,15 @@ impl ModelStorage {
     /// The storage is away: what a real framework must answer with an error.
     pub fn bytes(&self) -> Ref<'_, Vec<u8>> {
         Ref::map(self.0.bytes.borrow(), |b| b.as_ref().expect("read of a storage that is away"))
+    }
+
+    /// Changes the content in place, or the size with it.
+    ///
+    /// # Panics
+    /// The storage is away.
+    pub fn write(&self, bytes: Vec<u8>) {
+        assert!(self.0.bytes.borrow_mut().replace(bytes).is_some(), "write into what is away");
+        self.0.version.set(self.0.version.get() + 1);
     }
 }
 
@@ -54,8 +72,7 @@ pub struct ModelDevice {
 impl ModelDevice {
     /// A new storage.
     pub fn storage(&self, bytes: Vec<u8>) -> ModelStorage {
-        let len = bytes.len();
-        ModelStorage(Rc::new(Inner { bytes: RefCell::new(Some(bytes)), len }))
+        ModelStorage::new(bytes)
     }
 }
 
@@ -80,17 +97,85 @@ impl Device for ModelDevice {
     }
 
     fn allocate(&mut self, storage: &ModelStorage) -> Result<Vec<u8>, BackendError> {
-        match &mut self.allocations_left {
-            Some(0) => {
-                self.allocations_left = None;
-                Err(BackendError::new("out of device memory"))
-            }
-            left => {
-                *left = left.map(|n| n - 1);
-                Ok(vec![0xAA; storage.0.len])
-            }
+        if fails_now(&mut self.allocations_left) {
+            return Err(BackendError::new("out of device memory"));
+        }
+        Ok(vec![FRESH; storage.0.len])
+    }
+}
+
+/// A device whose memory is byte vectors that never leave their storages: it lends copies of them, and
+/// brings a storage back into memory of the storage's own.
+#[derive(Debug, Default)]
+pub struct LendingDevice {
+    /// Calls of `vacate` left before one fails, once.
+    pub vacates_left: Option<u32>,
+    /// Calls of `allocate` left before one fails, once.
+    pub allocations_left: Option<u32>,
+}
+
+impl Device for LendingDevice {
+    type Storage = ModelStorage;
+    type Block = Vec<u8>;
+
+    const LENDS: bool = true;
+
+    fn key(&self, storage: &ModelStorage) -> usize {
+        Rc::as_ptr(&storage.0).addr()
+    }
+
+    fn facts(&self, storage: &ModelStorage) -> Option<Facts> {
+        let bytes = storage.0.bytes.borrow().as_ref().map_or(0, Vec::len) as u64;
+        Some(Facts { bytes, version: storage.0.version.get() })
+    }
+
+    fn detach(&mut self, storage: &ModelStorage) -> Result<Vec<u8>, BackendError> {
+        Ok(storage.bytes().clone())
+    }
+
+    fn vacate(&mut self, storage: &ModelStorage) -> Result<(), BackendError> {
+        if fails_now(&mut self.vacates_left) {
+            return Err(BackendError::new("no").with_hint("ask again"));
+        }
+        let before = storage.0.bytes.borrow_mut().take();
+        assert!(before.is_some(), "the engine vacates a full storage only");
+        Ok(())
+    }
+
+    fn attach(&mut self, storage: &ModelStorage, block: Vec<u8>) -> Result<(), BackendError> {
+        // What was lent is there.
+        if storage.0.fresh.replace(false) {
+            *storage.0.bytes.borrow_mut() = Some(block);
+        }
+        Ok(())
+    }
+
+    fn allocate(&mut self, storage: &ModelStorage) -> Result<Vec<u8>, BackendError> {
+        if fails_now(&mut self.allocations_left) {
+            return Err(BackendError::new("out of device memory"));
+        }
+        let fresh = vec![FRESH; storage.0.len];
+        let before = storage.0.bytes.borrow_mut().replace(fresh.clone());
+        assert!(before.is_none(), "the engine brings back what is away only");
+        storage.0.fresh.set(true);
+        Ok(fresh)
+    }
+
+    fn retract(&mut self, storage: &ModelStorage) {
+        if storage.0.fresh.replace(false) {
+            *storage.0.bytes.borrow_mut() = None;
         }
     }
+}
+
+/// What memory holds that nobody has written yet.
+const FRESH: u8 = 0xAA;
+
+/// Counts a call; true for the one that is to fail.
+fn fails_now(left: &mut Option<u32>) -> bool {
+    let fails = *left == Some(0);
+    *left = left.and_then(|n| n.checked_sub(1));
+    fails
 }
 
 /// A store of byte vectors. A job runs when it is waited for, as late as the contract allows.
@@ -102,6 +187,8 @@ pub struct ModelStore {
     stats: StoreStats,
     /// Calls of `put`, `get` and `wait` left before one fails.
     pub calls_left: Option<u32>,
+    /// Whether it says of no job that it is done.
+    pub busy: bool,
 }
 
 #[derive(Debug)]
@@ -121,22 +208,8 @@ impl ModelStore {
         self.jobs.len()
     }
 
-    fn fails_now(&mut self) -> bool {
-        match &mut self.calls_left {
-            Some(0) => {
-                self.calls_left = None;
-                true
-            }
-            Some(left) => {
-                *left -= 1;
-                false
-            }
-            None => false,
-        }
-    }
-
     fn start(&mut self, job: Job) -> Result<Ticket, Failed<Vec<u8>>> {
-        if self.fails_now() {
+        if fails_now(&mut self.calls_left) {
             let (Job::Put(block) | Job::Get(_, block)) = job;
             return Err(Failed { error: BackendError::new("planned failure"), block });
         }
@@ -158,12 +231,12 @@ impl Store<Vec<u8>> for ModelStore {
     }
 
     fn is_done(&mut self, _: Ticket) -> bool {
-        true
+        !self.busy
     }
 
     fn wait(&mut self, ticket: Ticket) -> Result<(Done<Vec<u8>, u64>, Timing), Failed<Vec<u8>>> {
         let job = self.jobs.remove(&ticket).expect("each ticket is waited for once");
-        let fails = self.fails_now();
+        let fails = fails_now(&mut self.calls_left);
         match job {
             Job::Put(block) | Job::Get(_, block) if fails => {
                 Err(Failed { error: BackendError::new("planned failure"), block })

@@ -128,6 +128,8 @@ pub struct Record<M: Mover + ?Sized> {
     pub(crate) bytes: u64,
     /// What the registered tensors reach of it.
     pub(crate) ranges: Ranges,
+    /// The bytes that each registered tensor reaches: the first one's, and those that differ.
+    pub(crate) reaches: (Range<u64>, Vec<Range<u64>>),
     pub(crate) label: Label,
     pub(crate) element: Element,
     /// Registered once, as a whole, contiguous, by someone who allows packing.

@@ -13,6 +13,8 @@
 //! be released twice.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::PoolId;
 use crate::accel::Accelerator;
@@ -85,6 +87,46 @@ pub struct PoolStats {
     pub high_water: u64,
 }
 
+/// Bytes that one pool may allocate, or that several may allocate together. Clones are the same budget;
+/// pools of several threads may share one.
+#[derive(Clone, Debug)]
+pub struct Budget {
+    maximum: u64,
+    allocated: Arc<AtomicU64>,
+}
+
+impl Budget {
+    /// Nothing of `maximum` bytes is allocated.
+    pub fn new(maximum: u64) -> Self {
+        Self { maximum, allocated: Arc::default() }
+    }
+
+    /// The bound in bytes.
+    pub fn maximum(&self) -> u64 {
+        self.maximum
+    }
+
+    /// Bytes that are allocated now.
+    pub fn allocated(&self) -> u64 {
+        self.allocated.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that may still be allocated.
+    pub fn room(&self) -> u64 {
+        self.maximum.saturating_sub(self.allocated())
+    }
+
+    /// Takes so many bytes, or none.
+    fn reserve(&self, bytes: u64) -> bool {
+        let more = |now: u64| now.checked_add(bytes).filter(|sum| *sum <= self.maximum);
+        self.allocated.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
+    }
+
+    fn give_back(&self, bytes: u64) {
+        self.allocated.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
 /// Free buffers of one class.
 struct Rack<A: Accelerator> {
     buffers: Vec<A::Host>,
@@ -100,7 +142,7 @@ struct Rack<A: Accelerator> {
 /// threads puts it behind a lock, as the front ends do.
 pub struct HostPool<A: Accelerator> {
     id: PoolId,
-    maximum: u64,
+    budget: Budget,
     /// By class.
     racks: Vec<Rack<A>>,
     pending: VecDeque<(Buffer<A>, A::Event)>,
@@ -116,13 +158,19 @@ impl<A: Accelerator> HostPool<A> {
     /// An empty pool that never allocates more than `maximum` bytes. Buffers count with the size of
     /// their class (see [`class`]), also the last one that fits.
     pub fn new(id: PoolId, maximum: u64) -> Self {
+        Self::sharing(id, Budget::new(maximum))
+    }
+
+    /// An empty pool that shares its bound with others. Its free buffers make no room for these: see
+    /// [`HostPool::shrink_to`].
+    pub fn sharing(id: PoolId, budget: Budget) -> Self {
         let (pending, lost) = (VecDeque::new(), Vec::new());
-        Self { id, maximum, racks: Vec::new(), pending, lost, stats: PoolStats::default() }
+        Self { id, budget, racks: Vec::new(), pending, lost, stats: PoolStats::default() }
     }
 
     /// The bound in bytes.
     pub fn maximum(&self) -> u64 {
-        self.maximum
+        self.budget.maximum
     }
 
     /// What it holds now.
@@ -156,7 +204,7 @@ impl<A: Accelerator> HostPool<A> {
                 return Ok(self.handed_out(memory, class));
             }
             let wanted = class::bytes(class);
-            if self.room() >= wanted {
+            if self.budget.reserve(wanted) {
                 return self.allocate(device, class);
             }
             let larger = if exact { 0..0 } else { class + 1..self.racks.len() };
@@ -165,9 +213,10 @@ impl<A: Accelerator> HostPool<A> {
                 hit(Mark::PoolLarger);
                 return Ok(self.handed_out(memory, class));
             }
-            if self.room() + self.stats.free >= wanted {
+            let missing = wanted.saturating_sub(self.budget.room());
+            if self.stats.free >= missing {
                 hit(Mark::PoolMadeRoom);
-                self.shrink_to(self.maximum - wanted);
+                self.shrink_to(self.stats.allocated - missing);
             } else if self.settle_earliest(device)? {
                 hit(Mark::PoolWaited);
             } else {
@@ -177,13 +226,9 @@ impl<A: Accelerator> HostPool<A> {
         }
     }
 
-    fn room(&self) -> u64 {
-        self.maximum.saturating_sub(self.stats.allocated)
-    }
-
     fn no_room(&self, bytes: u64) -> Error {
         let requested = class::bytes(class::of(bytes));
-        let (pooled, maximum) = (self.stats.allocated, self.maximum);
+        let (pooled, maximum) = (self.budget.allocated(), self.budget.maximum);
         let hint = "raise the bound of host memory, add a file tier, or swap fewer layers";
         Error::new(Kind::NoRoom { requested, pooled, maximum }).with_hint(hint)
     }
@@ -202,10 +247,12 @@ impl<A: Accelerator> HostPool<A> {
         Buffer { memory, bytes, pool: self.id }
     }
 
+    /// A new buffer, whose bytes are reserved.
     fn allocate(&mut self, device: &mut A, class: usize) -> Result<Buffer<A>, Error> {
         let bytes = class::bytes(class);
         let memory = device.pin(bytes).map_err(|cause| {
             hit(Mark::PinFailed);
+            self.budget.give_back(bytes);
             let hint = "lower the bound of host memory";
             Error::caused_by(Kind::Pin { bytes }, cause).or_hint(hint)
         })?;
@@ -272,7 +319,13 @@ impl<A: Accelerator> HostPool<A> {
     pub(crate) fn freed(&mut self, Place { bytes, pool }: Place) {
         debug_assert_eq!(pool, self.id, "a buffer carries the number of its pool");
         self.stats.in_use -= bytes;
+        self.forget(bytes);
+    }
+
+    /// So many bytes are freed.
+    fn forget(&mut self, bytes: u64) {
         self.stats.allocated -= bytes;
+        self.budget.give_back(bytes);
     }
 
     /// Moves pending buffers whose events have completed to the free ones, in the order in which they
@@ -309,8 +362,8 @@ impl<A: Accelerator> HostPool<A> {
         for class in (0..self.racks.len()).rev() {
             while self.stats.allocated > bytes {
                 let Some(memory) = self.take(class) else { break };
-                self.stats.allocated -= class::bytes(class);
                 drop(memory);
+                self.forget(class::bytes(class));
             }
         }
         before - self.stats.allocated
@@ -327,7 +380,7 @@ impl<A: Accelerator> HostPool<A> {
             for _ in 0..over {
                 hit(Mark::PoolIdle);
                 drop(self.take(class));
-                self.stats.allocated -= class::bytes(class);
+                self.forget(class::bytes(class));
             }
             let rack = &mut self.racks[class];
             rack.fewest = rack.buffers.len();
@@ -344,11 +397,18 @@ impl<A: Accelerator> HostPool<A> {
     }
 }
 
+impl<A: Accelerator> Drop for HostPool<A> {
+    /// What it has allocated goes with it, and with the buffers that it has handed out.
+    fn drop(&mut self) {
+        self.budget.give_back(self.stats.allocated);
+    }
+}
+
 impl<A: Accelerator> std::fmt::Debug for HostPool<A> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HostPool")
             .field("id", &self.id)
-            .field("maximum", &self.maximum)
+            .field("budget", &self.budget)
             .field("stats", &self.stats)
             .finish_non_exhaustive()
     }

@@ -32,7 +32,7 @@ use crate::mark::{Mark, hit};
 use crate::mover::{Freight, Mover, Trip};
 use crate::pack::Plan;
 use crate::parcel::Piece;
-use crate::pool::{HostPool, PoolStats};
+use crate::pool::{Budget, HostPool, PoolStats};
 use crate::state::sure;
 use crate::tiers::Tiers;
 
@@ -126,9 +126,21 @@ impl<A: Accelerator, S: Store<A::Host>> Staged<A, S> {
 
     /// A new pool of its own for tensors that ask for it (row P2): it never spills.
     pub fn add_pool(&mut self, maximum: u64) -> PoolId {
+        self.add_pool_sharing(Budget::new(maximum))
+    }
+
+    /// [`Staged::add_pool`], with a bound that holds for other pools of the budget as well.
+    pub fn add_pool_sharing(&mut self, budget: Budget) -> PoolId {
         let id = PoolId(crate::group::number(self.tiers.pools.len()));
-        self.tiers.pools.push(HostPool::new(id, maximum));
+        self.tiers.pools.push(HostPool::sharing(id, budget));
         id
+    }
+
+    /// Gives the free buffers of one pool back. Returns bytes.
+    pub fn shrink_pool(&mut self, pool: PoolId) -> u64 {
+        let Some(pool) = self.tiers.pools.get_mut(pool.0 as usize) else { return 0 };
+        pool.reclaim(&mut self.device);
+        pool.shrink_to(0)
     }
 
     /// What a pool holds; `None` for one that was never made.

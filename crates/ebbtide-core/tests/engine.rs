@@ -3,41 +3,16 @@
 // Test data wraps around on purpose.
 #![allow(clippy::cast_possible_truncation)]
 
-use std::cell::RefCell;
-use std::rc::Rc;
+mod common;
+
 use std::sync::{Arc, Mutex};
 
+use common::Shared;
 use ebbtide_core::model::{ModelDevice, ModelStorage, ModelStore};
 use ebbtide_core::{
-    BackendError, Config, Device, Direct, Engine, Error, Event, Failed, GroupId, LayerId, Mover,
-    Outcome, Pass, Registered, Saved, Store, StoreStats, Ticket,
+    BackendError, Config, Device, Direct, Engine, Error, Event, GroupId, LayerId, Mover, Pass,
+    Registered, Saved,
 };
-
-/// A store that the test can look into while an engine owns it.
-#[derive(Clone, Default)]
-struct Shared(Rc<RefCell<ModelStore>>);
-
-impl Store<Vec<u8>> for Shared {
-    type Slot = u64;
-    fn put(&mut self, block: Vec<u8>) -> Result<Ticket, Failed<Vec<u8>>> {
-        self.0.borrow_mut().put(block)
-    }
-    fn get(&mut self, slot: &u64, block: Vec<u8>) -> Result<Ticket, Failed<Vec<u8>>> {
-        self.0.borrow_mut().get(slot, block)
-    }
-    fn is_done(&mut self, ticket: Ticket) -> bool {
-        self.0.borrow_mut().is_done(ticket)
-    }
-    fn wait(&mut self, ticket: Ticket) -> Outcome<Vec<u8>, u64> {
-        self.0.borrow_mut().wait(ticket)
-    }
-    fn discard(&mut self, slot: u64) {
-        self.0.borrow_mut().discard(slot);
-    }
-    fn stats(&self) -> StoreStats {
-        self.0.borrow().stats()
-    }
-}
 
 fn register<M: Mover>(
     engine: &mut Engine<M>,

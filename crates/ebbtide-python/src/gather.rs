@@ -27,7 +27,7 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
 
 use ebbtide_core::{
-    Accelerator, BackendError, Bytes, Direction, End, Facts, NoDisk, PoolId, Staged,
+    Accelerator, BackendError, Budget, Bytes, Direction, End, Facts, NoDisk, PoolId, Staged,
 };
 use ebbtide_store::{AlignedBuf, prefetch, prefetch_to_write};
 use pyo3::intern;
@@ -118,7 +118,11 @@ impl Gatherer {
     }
 
     /// Memory for a span that begins like the one at `address`, and where in it the span begins.
-    fn room(&mut self, address: usize, len: usize) -> Result<(Arc<AlignedBuf>, usize), BackendError> {
+    fn room(
+        &mut self,
+        address: usize,
+        len: usize,
+    ) -> Result<(Arc<AlignedBuf>, usize), BackendError> {
         if len > SMALL {
             let at = phase(address);
             return Ok((Arc::new(AlignedBuf::zeroed(at + len)?), at));
@@ -161,7 +165,9 @@ fn address(held: &Held) -> Result<usize, BackendError> {
         None => held.address(),
         Some(named) => Python::attach(|py| {
             let start = named.storage.bind(py).call_method0(intern!(py, "data_ptr"));
-            start.and_then(|start| start.extract::<usize>()).map(|start| Some(start).filter(|s| *s != 0))
+            start
+                .and_then(|start| start.extract::<usize>())
+                .map(|start| Some(start).filter(|s| *s != 0))
         })
         .map_err(|error| refused("can't find the memory of a storage", &error))?,
     };
@@ -173,7 +179,8 @@ fn refused(what: &str, error: &PyErr) -> BackendError {
 }
 
 fn number(bytes: u64) -> Result<usize, BackendError> {
-    usize::try_from(bytes).map_err(|_| BackendError::new(format!("{bytes} bytes do not fit into RAM")))
+    usize::try_from(bytes)
+        .map_err(|_| BackendError::new(format!("{bytes} bytes do not fit into RAM")))
 }
 
 impl Accelerator for Gatherer {
@@ -287,6 +294,14 @@ impl Streams for HostMover {
 
     fn shrink(&mut self) -> u64 {
         HostMover::shrink(self, 0)
+    }
+
+    fn add_pool(&mut self, budget: &Budget) -> Option<PoolId> {
+        Some(self.add_pool_sharing(budget.clone()))
+    }
+
+    fn shrink_pool(&mut self, pool: PoolId) -> u64 {
+        HostMover::shrink_pool(self, pool)
     }
 
     fn host_bytes(&self) -> (u64, u64) {

@@ -1,13 +1,25 @@
 //! What was dropped, on whatever thread, to be acted on by who next has the hub and the GIL.
 //!
 //! Dropping a handle must not take the hub's lock: Python may drop one while this very thread has it.
-//! So it only leaves a note here, under a lock that is never held while anything else runs.
+//! So it only leaves a note here, under a lock that is never held while anything else runs. A forked
+//! child has a copy of the lock that a thread of the parent may have held, and nobody there acts on notes,
+//! so it leaves none.
 
 use std::sync::{Mutex, PoisonError};
 
+use crate::owned::Process;
+
 /// Notes of what was dropped.
-#[derive(Default)]
-pub(crate) struct Graveyard(Mutex<Dead>);
+pub(crate) struct Graveyard {
+    dead: Mutex<Dead>,
+    process: Process,
+}
+
+impl Default for Graveyard {
+    fn default() -> Self {
+        Self { dead: Mutex::default(), process: Process::here() }
+    }
+}
 
 /// What was dropped since somebody looked.
 #[derive(Default)]
@@ -22,7 +34,9 @@ pub(crate) struct Dead {
 
 impl Graveyard {
     fn with(&self, note: impl FnOnce(&mut Dead)) {
-        note(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        if self.process.is_here() {
+            note(&mut self.dead.lock().unwrap_or_else(PoisonError::into_inner));
+        }
     }
 
     /// A claim on something of this group has ended.

@@ -1,6 +1,7 @@
 //! A group for Python: what one layer saved in one pass, and its journey.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use ebbtide_core::{Facts, Registered, Saved, TensorId};
 use pyo3::intern;
@@ -9,6 +10,7 @@ use pyo3::prelude::*;
 use crate::error::{phase, setting};
 use crate::held::Held;
 use crate::hub::{Hub, Inner, Locked};
+use crate::pool::Pool;
 use crate::torch::{Torch, storage_key, storage_of};
 use crate::types::{Tensor, Tensors};
 use crate::view::View;
@@ -27,7 +29,7 @@ pub(crate) struct Group {
 
 impl Group {
     pub(crate) fn open(py: Python<'_>, hub: &Arc<Hub>, name: &str, pass: u64) -> PyResult<Self> {
-        let id = hub.lock(py)?.open(name, pass)?;
+        let id = hub.lock(py)?.open(hub, name, pass)?;
         Ok(Self { hub: Arc::clone(hub), id, name: name.into(), pass })
     }
 
@@ -84,7 +86,7 @@ impl Group {
         let mut inner = self.require(py, "open", "start_offload")?;
         register_spans(&self.hub, &mut inner, self.id)?;
         inner.entry(self.id)?.phase = "offloading";
-        self.hub.waiting(|| inner.each(self.id, |unit, id| unit.start_offload(id, stream.as_ref())))
+        self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.start_offload(id, stream.as_ref())))
     }
 
     /// Whether `wait_offload` would return at once.
@@ -108,7 +110,7 @@ impl Group {
         let mut inner = self.require(py, "offloading", "wait_offload")?;
         inner.entry(self.id)?.phase = "away";
         crate::sole::keep_what_is_used(py, &self.hub, &mut inner, self.id)?;
-        self.hub.waiting(|| inner.each(self.id, |unit, id| unit.wait_offload(id)))
+        self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.wait_offload(id)))
     }
 
     /// Starts to bring the group back.
@@ -122,7 +124,7 @@ impl Group {
         }
         let mut inner = self.require(py, "away", "start_load")?;
         inner.entry(self.id)?.phase = "loading";
-        self.hub.waiting(|| inner.each(self.id, |unit, id| unit.start_load(id, stream.as_ref())))
+        self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.start_load(id, stream.as_ref())))
     }
 
     /// Waits until the group is home. What was registered in place is forgotten then.
@@ -131,7 +133,7 @@ impl Group {
     /// tried again), `ChangedError` for a tensor in place that was modified since it was registered.
     fn wait_load(&self, py: Python<'_>) -> PyResult<()> {
         let mut inner = self.require(py, "loading", "wait_load")?;
-        let done = self.hub.waiting(|| inner.each(self.id, |unit, id| unit.wait_load(id)));
+        let done = self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.wait_load(id)));
         self.settle(&mut inner)?;
         done
     }
@@ -142,7 +144,7 @@ impl Group {
     /// Raises as `wait_load`.
     fn need(&self, py: Python<'_>) -> PyResult<()> {
         let mut inner = self.hub.lock(py)?;
-        let done = self.hub.waiting(|| inner.each(self.id, |unit, id| unit.need(id)));
+        let done = self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.need(id)));
         self.settle(&mut inner)?;
         done
     }
@@ -160,7 +162,7 @@ impl Group {
     /// more. Does nothing the second time.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let mut inner = self.hub.lock(py)?;
-        self.hub.waiting(|| inner.close(self.id));
+        self.hub.waiting(&self.name, || inner.close(self.id));
         Ok(())
     }
 
@@ -168,11 +170,13 @@ impl Group {
     /// it is attached to the memory again that it gets when it comes back.
     ///
     /// It is only freed when it is proven that nothing else uses it: no other tensor, nothing that
-    /// autograd keeps, and (unless `sole` is false) no other reference of Python to this tensor. `version`
-    /// and `nbytes` are what the tensor was, if that was earlier than now.
+    /// autograd keeps, and (unless `sole` is false) no reference of Python to this tensor but `references`,
+    /// which the caller holds itself. `version` and `nbytes` are what the tensor was, if that was earlier
+    /// than now. Its copy goes to a buffer of `pool`, if that is given.
     ///
-    /// Raises `PhaseError` if the group is not open, `SettingError` for what can't be moved.
-    #[pyo3(signature = (tensor, label, *, pack = false, version: "int | None" = None, nbytes: "int | None" = None, sole = true))]
+    /// Raises `PhaseError` if the group is not open, `SettingError` for what can't be moved, and for a pool
+    /// where the tier needs no host memory.
+    #[pyo3(signature = (tensor, label, *, pack = false, version: "int | None" = None, nbytes: "int | None" = None, sole = true, references: "int" = 0, pool = None))]
     #[expect(clippy::too_many_arguments, reason = "named by keyword in Python")]
     fn add(
         &self,
@@ -183,6 +187,8 @@ impl Group {
         version: Option<u64>,
         nbytes: Option<u64>,
         sole: bool,
+        references: usize,
+        pool: Option<&Bound<'_, Pool>>,
     ) -> PyResult<SavedTensor> {
         let tensor = tensor.0;
         let Some((view, place)) = View::of(Torch::get(py)?, &tensor)? else {
@@ -193,12 +199,19 @@ impl Group {
         let mut inner = self.require(py, "open", "add")?;
         let held = Held::in_place(&tensor, (&view, place), facts, Arc::clone(&self.hub.graveyard))?;
         let held = Arc::new(held);
-        let saved = named(py, &held, &view, pack)?;
+        let mut saved = named(py, &held, &view, pack)?;
         let unit = inner.unit_of(&self.hub, &held.place)?;
+        if let Some(pool) = pool {
+            saved = saved.pool(pool.get().id_in(py, &self.hub, &mut inner, unit)?);
+        }
         let part = inner.part(self.id, unit)?;
         let (id, registered) = inner.unit(unit).register(part, saved, label)?;
-        inner.entry(self.id)?.named.push((held, sole));
-        let what = What::Named { unit, id, registered };
+        if !is_resizable(&held, py)? {
+            inner.unit(unit).protect(&held)?;
+        }
+        let lost = Arc::clone(&held.lost);
+        inner.entry(self.id)?.named.push((held, sole.then_some(references)));
+        let what = What::Named { unit, id, registered, lost };
         Ok(SavedTensor { hub: Arc::clone(&self.hub), group: self.id, what })
     }
 
@@ -266,17 +279,24 @@ pub(crate) fn protect(inner: &mut Inner, group: u64, key: usize) -> PyResult<boo
 /// Gives the engine the spans that somebody still has a claim on.
 fn register_spans(hub: &Hub, inner: &mut Locked<'_>, group: u64) -> PyResult<()> {
     let entry = inner.entry(group)?;
-    let (marked_only, name) = (entry.marked_only, entry.name.clone());
-    let wanted = |held: &Arc<Held>| !marked_only || entry.marks.contains(&held.key);
+    let name = entry.name.clone();
+    let wanted = |held: &Arc<Held>| held.wanted.load(Ordering::Relaxed) || entry.marks.contains(&held.key);
     let spans: Vec<_> = entry.spans.iter().filter_map(std::sync::Weak::upgrade).filter(wanted).collect();
     for held in spans {
         let unit = inner.unit_of(hub, &held.place)?;
         let part = inner.part(group, unit)?;
         let bytes = held.range().len() as u64;
         let saved = Saved::whole(Arc::clone(&held), bytes).element(held.element).pack();
-        inner.unit(unit).register(part, saved, &held.label(&name))?;
+        // A span is the engine's business once, so it is always new.
+        let _ = inner.unit(unit).register(part, saved, &held.label(&name))?;
     }
     Ok(())
+}
+
+/// Memory that is not torch's own (of numpy, of a file, shared) can't be given up.
+fn is_resizable(held: &Held, py: Python<'_>) -> PyResult<bool> {
+    let Some(named) = held.named() else { return Ok(true) };
+    named.storage.bind(py).call_method0(intern!(py, "resizable"))?.extract()
 }
 
 /// A storage in place as the engine registers it.
@@ -284,7 +304,9 @@ fn named(py: Python<'_>, held: &Arc<Held>, view: &View, pack: bool) -> PyResult<
     let Some(named) = held.named() else { return Err(setting("not in place", "")) };
     let start: usize = named.storage.bind(py).call_method0(intern!(py, "data_ptr"))?.extract()?;
     let reach = view.reach();
-    let range = (reach.start - start) as u64..(reach.end - start) as u64;
+    // A tensor without elements has no address.
+    let first = reach.start.checked_sub(start).unwrap_or_default() as u64;
+    let range = first..first + reach.len() as u64;
     let mut saved = Saved::whole(Arc::clone(held), named.facts.bytes).slice(range).element(held.element);
     if pack {
         saved = saved.pack();
@@ -301,7 +323,7 @@ pub(crate) struct SavedTensor {
 }
 
 enum What {
-    Named { unit: usize, id: TensorId, registered: Registered },
+    Named { unit: usize, id: TensorId, registered: Registered, lost: Arc<AtomicBool> },
     Marked { key: usize, fresh: bool },
 }
 
@@ -318,12 +340,14 @@ impl SavedTensor {
         })
     }
 
-    /// The same, with the name of the tier instead of `host`.
+    /// The same, with the name of the tier instead of `host`; `gone` if the group was given up while it was
+    /// away.
     #[getter]
     fn tier(&self, py: Python<'_>) -> PyResult<&'static str> {
         let mut inner = self.hub.lock(py)?;
         if !inner.groups.contains_key(&self.group) {
-            return Ok("device");
+            let lost = matches!(&self.what, What::Named { lost, .. } if lost.load(Ordering::Relaxed));
+            return Ok(if lost { "gone" } else { "device" });
         }
         match self.what {
             What::Named { unit, id, .. } => inner.unit(unit).state(id),
@@ -359,6 +383,10 @@ impl SavedTensor {
     fn readable(&self, py: Python<'_>) -> PyResult<()> {
         match self.tier(py)? {
             "device" => Ok(()),
+            "gone" => {
+                let hint = "its storage is empty; make the tensor anew";
+                Err(phase("the group of the tensor was given up while it was away", hint))
+            }
             state => {
                 let message = format!("the value is not on the device: its state is `{state}`");
                 Err(phase(&message, "load it and wait for the load first"))

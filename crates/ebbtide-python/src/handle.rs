@@ -1,8 +1,11 @@
 //! What autograd keeps instead of a saved tensor, and how the tensor comes back.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::claim::Claim;
 use crate::error::{Class, exception};
@@ -19,11 +22,39 @@ pub(crate) struct Handle(pub(crate) Kept);
 /// Where the tensor is.
 pub(crate) enum Kept {
     /// Here, for as long as the handle lives.
-    Here { alias: Py<PyAny>, version: Option<u64> },
+    Here { alias: Py<PyAny>, version: Option<u64>, ahead: Option<Arc<Ahead>> },
     /// Wherever its span is.
     Saved { hub: Arc<Hub>, claim: Claim, number: usize, version: u64, view: Box<View> },
     /// Of a subclass that consists of tensors: a function of Python puts them together.
     Parts { parts: Py<PyAny> },
+}
+
+/// A group to load as soon as something of a region behind it is asked for.
+pub(crate) struct Ahead {
+    hub: Arc<Hub>,
+    group: u64,
+    started: AtomicBool,
+}
+
+impl Ahead {
+    pub(crate) fn new(hub: &Arc<Hub>, group: u64) -> Self {
+        Self { hub: Arc::clone(hub), group, started: AtomicBool::new(false) }
+    }
+
+    /// Starts the load, the first time. A hint: what can't be started is loaded when it is asked for.
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        if self.started.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut inner = self.hub.lock(py)?;
+        if !matches!(inner.phase(self.group), "offloading" | "away") {
+            return Ok(());
+        }
+        if let Err(error) = inner.each(self.group, |unit, id| unit.start_load(id, None)) {
+            self.hub.log.warn(format!("a prefetch could not be started, the group is loaded on demand: {error}"));
+        }
+        Ok(())
+    }
 }
 
 #[pymethods]
@@ -33,6 +64,15 @@ impl Handle {
             Kept::Here { .. } => "Handle(kept)".into(),
             Kept::Saved { view, .. } => format!("Handle({:?})", view.sizes()),
             Kept::Parts { .. } => "Handle(parts)".into(),
+        }
+    }
+
+    /// What Python's collector has to know. Aliases in a span belong to all of its handles together.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match &self.0 {
+            Kept::Here { alias, .. } => visit.call(alias),
+            Kept::Saved { .. } => Ok(()),
+            Kept::Parts { parts } => visit.call(parts),
         }
     }
 }
@@ -51,10 +91,13 @@ pub(crate) fn unpack<'py>(packed: &Bound<'py, PyAny>) -> PyResult<Tensor<'py>> {
         return Ok(Tensor(packed.clone()));
     };
     match &handle.get().0 {
-        Kept::Here { alias, version } => {
+        Kept::Here { alias, version, ahead } => {
+            if let Some(ahead) = ahead {
+                ahead.start(py)?;
+            }
             let alias = alias.bind(py);
             if let Some(version) = version {
-                unchanged(alias, *version)?;
+                unchanged(alias, *version, || "a layer".into())?;
             }
             Ok(Tensor(alias.clone()))
         }
@@ -76,25 +119,29 @@ fn bring<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut inner = hub.lock(py)?;
     let found = claim.held.find(py, number);
-    let there = matches!(found, Found::Alias(..) | Found::Changed { .. } | Found::Gone);
+    let there = matches!(found, Found::Alias(_) | Found::Changed { .. } | Found::Gone);
+    inner.takes(py, hub, &claim.held.place)?;
     come_closer(hub, &mut inner, claim.group, there)?;
     // Where the bytes are is only certain once the group is home.
     let found = claim.held.find(py, number);
     let start = claim.held.range().start;
+    let name = || inner.groups.get(&claim.group).map_or_else(|| "a layer".into(), |g| g.name.clone());
+    let name = if matches!(found, Found::Ram(..) | Found::Torch(_)) { String::new() } else { name() };
     drop(inner);
     let torch = Torch::get(py)?;
     match found {
-        Found::Alias(alias, _) => {
+        Found::Alias(alias) => {
             let alias = alias.into_bound(py);
-            unchanged(&alias, version)?;
-            if number == usize::MAX { view.over_alias(torch, &alias) } else { Ok(alias) }
+            unchanged(&alias, version, || name)?;
+            Ok(alias)
         }
         Found::Ram(buffer, at) => view.over_buffer(py, torch, &buffer, at + (view.data - start)),
         Found::Torch(bytes) => {
-            let storage = storage_of(bytes.bind(py))?;
-            view.in_storage(torch, &storage, (view.data - start) as u64)
+            let bytes = bytes.bind(py);
+            let first: u64 = bytes.call_method0(intern!(py, "storage_offset"))?.extract()?;
+            view.in_storage(torch, &storage_of(bytes)?, first + (view.data - start) as u64)
         }
-        Found::Changed { was, now } => Err(changed(was, now)),
+        Found::Changed { was, now } => Err(changed(view.sizes(), &name, was, now)),
         Found::Away | Found::Gone => Err(exception(
             Class::Phase,
             "a saved tensor is asked for whose step was given up",
@@ -119,17 +166,23 @@ fn come_closer(hub: &Hub, inner: &mut Locked<'_>, group: u64, there: bool) -> Py
     if there || inner.phase(group) == "home" {
         return Ok(());
     }
-    hub.waiting(|| inner.each(group, |unit, id| unit.need(id)))
+    let name = inner.groups.get(&group).map_or_else(String::new, |entry| entry.name.clone());
+    hub.waiting(&name, || inner.each(group, |unit, id| unit.need(id)))
 }
 
-fn unchanged(alias: &Bound<'_, PyAny>, was: u64) -> PyResult<()> {
+fn unchanged(alias: &Bound<'_, PyAny>, was: u64, name: impl FnOnce() -> String) -> PyResult<()> {
     let now = version_of(alias)?;
-    if now == was { Ok(()) } else { Err(changed(was, now)) }
+    if now == was {
+        return Ok(());
+    }
+    let sizes: Vec<i64> = alias.call_method0(intern!(alias.py(), "size"))?.extract()?;
+    Err(changed(&sizes, &name(), was, now))
 }
 
-fn changed(was: u64, now: u64) -> PyErr {
+fn changed(sizes: &[i64], name: &str, was: u64, now: u64) -> PyErr {
     let message = format!(
-        "a tensor saved for backward was modified in place: its version was {was} when it was saved, is {now}"
+        "a tensor of sizes {sizes:?} that {name} saved for backward was modified in place: its version was {was} \
+         when it was saved, is {now}"
     );
     let hint = "don't change a tensor in place between forward and backward; use the operation that makes \
                 a new tensor, or save a clone";

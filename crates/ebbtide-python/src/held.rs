@@ -15,14 +15,15 @@
 //! | `Device` | the aliases' | [`Held::let_go`], when the copy is complete |
 //! | `Away` | none | [`Held::come_home`], when the load is complete |
 //! | `Ram`, `Torch` | its own | nobody: it goes with the last handle |
-//! | `Changed` | none | nobody: the copy may be torn, every read is an error |
 //! | `Gone` | none | nobody: its step was given up |
 //!
-//! A span grows only while its group is open, under the hub's lock. Contents change under the hub's lock
+//! A span whose tensor was changed before its copy was complete travels on, but every read is an error: the
+//! copy may be torn. A span grows only while its group is open, under the hub's lock. Contents change under the hub's lock
 //! and with the GIL; the lock in here is for readers that have only the GIL, and is never held while
 //! Python runs.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ebbtide_core::{BackendError, Element, Facts};
@@ -45,6 +46,10 @@ pub(crate) struct Held {
     sizes: Box<[i64]>,
     /// Type of its elements.
     pub(crate) element: Element,
+    /// It is to be swapped whether or not it is marked by name.
+    pub(crate) wanted: AtomicBool,
+    /// Its group was given up while it was away: it has no bytes any more.
+    pub(crate) lost: Arc<AtomicBool>,
     graveyard: Arc<Graveyard>,
 }
 
@@ -57,6 +62,8 @@ struct Span {
     range: Range<usize>,
     /// The version whose bytes these are.
     version: u64,
+    /// A later version was met when the copy was complete: it may be torn. Was, is.
+    changed: Option<(u64, u64)>,
     content: Content,
     /// A weak reference, so that the storage object's address is not used again.
     weak: Option<usize>,
@@ -83,14 +90,13 @@ enum Content {
     Ram(Arc<AlignedBuf>, usize),
     /// A tensor of bytes.
     Torch(Py<PyAny>),
-    Changed { was: u64, now: u64 },
     Gone,
 }
 
 /// Where a span's bytes are, for who wants to read them.
 pub(crate) enum Found {
-    /// A tensor that still shares the memory, and the version it was saved with.
-    Alias(Py<PyAny>, u64),
+    /// A tensor that still shares the memory.
+    Alias(Py<PyAny>),
     Away,
     Ram(Arc<AlignedBuf>, usize),
     Torch(Py<PyAny>),
@@ -115,9 +121,18 @@ impl Held {
         graveyard: Arc<Graveyard>,
     ) -> Self {
         let content = Content::Device(vec![Alias { tensor: alias, version }]);
-        let kind = Kind::Span(Mutex::new(Span { range: view.reach(), version, content, weak: None }));
+        let kind = Kind::Span(Mutex::new(Span { range: view.reach(), version, changed: None, content, weak: None }));
         let (sizes, element) = (view.sizes().into(), view.element());
-        Self { kind, place, key, sizes, element, graveyard }
+        Self {
+            kind,
+            place,
+            key,
+            sizes,
+            element,
+            wanted: AtomicBool::new(false),
+            lost: Arc::default(),
+            graveyard,
+        }
     }
 
     /// A storage named by hand.
@@ -138,7 +153,16 @@ impl Held {
         };
         let kind = InPlace { tensor: tensor.clone().unbind(), storage: storage.unbind(), facts };
         let (sizes, element) = (view.sizes().into(), view.element());
-        Ok(Self { kind: Kind::InPlace(kind), place, key, sizes, element, graveyard })
+        Ok(Self {
+            kind: Kind::InPlace(kind),
+            place,
+            key,
+            sizes,
+            element,
+            wanted: AtomicBool::new(true),
+            lost: Arc::default(),
+            graveyard,
+        })
     }
 
     fn lock(&self) -> Option<MutexGuard<'_, Span>> {
@@ -175,12 +199,12 @@ impl Held {
     }
 
     /// Takes another tensor of the same storage and version in, if the span has its bytes already or may
-    /// grow by them. Returns the alias's number.
+    /// grow by them. Returns the alias's number. Only for a span whose copy has not been started: writes
+    /// that torch does not count may have come since.
     pub(crate) fn join(
         &self,
         reach: &Range<usize>,
         version: u64,
-        may_grow: bool,
         alias: impl FnOnce() -> PyResult<Py<PyAny>>,
     ) -> PyResult<Option<usize>> {
         let Some(mut span) = self.lock() else { return Ok(None) };
@@ -188,12 +212,11 @@ impl Held {
         let hull = span.range.start.min(reach.start)..span.range.end.max(reach.end);
         // A hull with large gaps would move bytes that nobody saved.
         let dense = hull.len() <= 2 * (span.range.len() + reach.len());
-        let grows = may_grow && dense;
         if span.version != version {
             return Ok(None);
         }
         match &mut span.content {
-            Content::Device(aliases) if has || grows => {
+            Content::Device(aliases) if has || dense => {
                 aliases.push(Alias { tensor: alias()?, version });
                 let number = aliases.len() - 1;
                 if !has {
@@ -201,8 +224,6 @@ impl Held {
                 }
                 Ok(Some(number))
             }
-            // The bytes are those of this version: it was checked when the copy was complete.
-            Content::Away | Content::Ram(..) | Content::Torch(_) if has => Ok(Some(usize::MAX)),
             _ => Ok(None),
         }
     }
@@ -210,15 +231,17 @@ impl Held {
     /// Where the bytes are; `number` is the alias's.
     pub(crate) fn find(&self, py: Python<'_>, number: usize) -> Found {
         let Some(span) = self.lock() else { return Found::Gone };
+        if let Some((was, now)) = span.changed {
+            return Found::Changed { was, now };
+        }
         match &span.content {
-            Content::Device(aliases) => match aliases.get(number).or(aliases.first()) {
-                Some(alias) => Found::Alias(alias.tensor.clone_ref(py), alias.version),
+            Content::Device(aliases) => match aliases.get(number) {
+                Some(alias) => Found::Alias(alias.tensor.clone_ref(py)),
                 None => Found::Gone,
             },
             Content::Away => Found::Away,
             Content::Ram(buffer, at) => Found::Ram(Arc::clone(buffer), *at),
             Content::Torch(bytes) => Found::Torch(bytes.clone_ref(py)),
-            Content::Changed { was, now } => Found::Changed { was: *was, now: *now },
             Content::Gone => Found::Gone,
         }
     }
@@ -240,11 +263,11 @@ impl Held {
         let torch = Torch::get(py)?;
         let Some(mut span) = self.lock() else { return Ok(Freed::Yes) };
         let Content::Device(aliases) = &span.content else { return Ok(Freed::Yes) };
-        let mut content = Content::Away;
+        let mut changed = None;
         for alias in aliases {
             let (was, now) = (alias.version, version_of(alias.tensor.bind(py))?);
             if was != now {
-                content = Content::Changed { was, now };
+                changed = Some((was, now));
             }
         }
         let count = aliases.len() as u64;
@@ -253,7 +276,8 @@ impl Held {
         // The wrapper that is asked counts as well.
         let others = torch.use_count(py, self.key).is_some_and(|uses| uses > count + 1);
         span.weak = Some(weak);
-        let aliases = std::mem::replace(&mut span.content, content);
+        span.changed = changed;
+        let aliases = std::mem::replace(&mut span.content, Content::Away);
         // Whatever runs when they go, it finds this unlocked.
         drop(span);
         drop((aliases, storage));
@@ -276,7 +300,12 @@ impl Held {
     }
 
     /// The bytes are not to be had any more. What is still on the device stays readable.
-    pub(crate) fn give_up(&self) {
+    pub(crate) fn give_up(&self, py: Python<'_>) {
+        if let Some(named) = self.named() {
+            let now = nbytes(named.storage.bind(py));
+            self.lost.store(now.is_ok_and(|now| now < named.facts.bytes), Ordering::Relaxed);
+            return;
+        }
         let away = self.lock().is_some_and(|span| matches!(span.content, Content::Away));
         if away {
             self.set(Content::Gone);
@@ -285,9 +314,6 @@ impl Held {
 
     fn set(&self, content: Content) {
         let Some(mut span) = self.lock() else { return };
-        if matches!(span.content, Content::Changed { .. }) {
-            return;
-        }
         let old = std::mem::replace(&mut span.content, content);
         drop(span);
         drop(old);
@@ -348,7 +374,11 @@ impl Held {
     pub(crate) fn resize(&self, py: Python<'_>, bytes: u64) -> PyResult<()> {
         let Some(named) = self.named() else { return Ok(()) };
         let storage = named.storage.bind(py);
-        storage.call_method1(intern!(py, "resize_"), (bytes,)).map(drop)
+        if nbytes(storage)? == bytes {
+            return Ok(());
+        }
+        let bytes = bytes.into_pyobject(py)?;
+        crate::call::method(storage, intern!(py, "resize_"), &bytes).map(drop)
     }
 }
 

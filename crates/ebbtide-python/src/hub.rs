@@ -2,11 +2,11 @@
 //!
 //! # Access contract
 //!
-//! * [`Inner`] is behind one lock. It is taken with the GIL held, and while it is held the GIL may be
-//!   released (a copy is waited for); whoever wants the lock meanwhile lets go of the GIL first
-//!   ([`Hub::lock`]), so nobody waits for the one while holding the other.
+//! * [`Inner`] is behind one lock (`owned.rs`). While it is held the GIL may be released: a copy is waited
+//!   for.
 //! * Python code that runs while the lock is held must not call back into the hub: it gets an error.
 //!   Nothing in here calls user code.
+//! * In a forked child every call is an error, and nothing of the parent's is given back (case C25).
 //! * Handles and claims may be dropped anywhere: see [`graveyard`](crate::graveyard).
 //! * A group lives as long as a claim on one of its spans, or until it is closed or given up.
 
@@ -14,7 +14,7 @@ use std::collections::{HashMap, HashSet};
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use ebbtide_core::{Counters, GroupId, LayerId, Pass, StoreStats};
@@ -24,6 +24,8 @@ use crate::error::{self, phase};
 use crate::graveyard::Graveyard;
 use crate::held::Held;
 use crate::log::Log;
+use crate::owned::{self, Owned};
+use crate::picture::Picture;
 use crate::ram::Tally;
 use crate::torch::Torch;
 use crate::unit::Unit;
@@ -43,16 +45,18 @@ pub(crate) struct Settings {
     pub(crate) spill_dir: PathBuf,
     pub(crate) host_bytes: Option<u64>,
     pub(crate) prefetch: usize,
+    /// Whether to draw a picture of the run.
+    pub(crate) timeline: bool,
 }
 
 /// A hub, shared by the Python objects that belong to it.
 pub(crate) struct Hub {
     pub(crate) settings: Settings,
-    inner: Mutex<Inner>,
-    /// The thread that has the lock, as a number; 0 for none.
-    owner: AtomicU64,
+    inner: Owned<Inner>,
     pub(crate) graveyard: Arc<Graveyard>,
     pub(crate) log: Log,
+    /// If there is to be one.
+    pub(crate) picture: Option<Picture>,
     pub(crate) tally: Arc<Tally>,
     /// Nanoseconds that callers waited for copies.
     waited_ns: AtomicU64,
@@ -82,13 +86,13 @@ pub(crate) struct Entry {
     /// What it has on each unit.
     pub(crate) parts: Vec<(usize, GroupId)>,
     pub(crate) spans: Vec<Weak<Held>>,
-    /// In place, in the order of registration.
-    pub(crate) named: Vec<(Arc<Held>, bool)>,
+    /// In place, in the order of registration. Who asks for proof of sole use says how many references of
+    /// Python to the tensor are its own.
+    pub(crate) named: Vec<(Arc<Held>, Option<usize>)>,
     /// Claims on its spans that have not ended.
     pub(crate) live: usize,
-    /// Storages that are to be swapped, if not all are.
+    /// Storages that are to be swapped by name.
     pub(crate) marks: HashSet<usize>,
-    pub(crate) marked_only: bool,
     /// Its phase while it has no parts.
     pub(crate) phase: &'static str,
     /// Somebody has asked for one of its tensors.
@@ -97,8 +101,8 @@ pub(crate) struct Entry {
 
 /// The lock of a hub, held.
 pub(crate) struct Locked<'a> {
-    inner: MutexGuard<'a, Inner>,
-    owner: &'a AtomicU64,
+    inner: owned::Locked<'a, Inner>,
+    picture: Option<&'a Picture>,
 }
 
 impl Deref for Locked<'_> {
@@ -116,16 +120,10 @@ impl DerefMut for Locked<'_> {
 
 impl Drop for Locked<'_> {
     fn drop(&mut self) {
-        self.owner.store(0, Ordering::Relaxed);
+        if let Some(picture) = self.picture {
+            picture.draw(|| [self.live_bytes(), self.counters().1.bytes_held]);
+        }
     }
-}
-
-fn this_thread() -> u64 {
-    thread_local!(static ID: u64 = {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        NEXT.fetch_add(1, Ordering::Relaxed)
-    });
-    ID.with(|id| *id)
 }
 
 impl Hub {
@@ -141,12 +139,13 @@ impl Hub {
             accelerated: false,
             closed: false,
         };
+        let picture = settings.timeline.then(Picture::default);
         Self {
             settings,
-            inner: Mutex::new(inner),
-            owner: AtomicU64::new(0),
+            inner: Owned::new(inner),
             graveyard: Arc::default(),
-            log: Log::default(),
+            log: Log::new(picture.clone()),
+            picture,
             tally: Arc::default(),
             waited_ns: AtomicU64::new(0),
         }
@@ -155,38 +154,28 @@ impl Hub {
     /// Takes the lock, letting go of the GIL while another thread has it, and acts on what was dropped.
     ///
     /// # Errors
-    /// This thread has it already: Python code that runs while the engine works calls back into it.
+    /// This thread has it already: Python code that runs while the engine works calls back into it. Or
+    /// this is a forked child.
     pub(crate) fn lock(&self, py: Python<'_>) -> PyResult<Locked<'_>> {
-        let mut locked = self.lock_as_is(py)?;
+        let mut locked = Locked { inner: self.inner.lock(py)?, picture: self.picture.as_ref() };
         locked.bury(py, self);
         Ok(locked)
     }
 
-    /// The same without acting on what was dropped.
-    pub(crate) fn lock_as_is(&self, py: Python<'_>) -> PyResult<Locked<'_>> {
-        let me = this_thread();
-        if self.owner.load(Ordering::Relaxed) == me {
-            let hint = "don't use a session in a finalizer or a callback of the session itself";
-            return Err(phase("the engine is at work in this very thread", hint));
-        }
-        let inner = match self.inner.try_lock() {
-            Ok(inner) => inner,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => {
-                use pyo3::sync::MutexExt;
-                self.inner.lock_py_attached(py).unwrap_or_else(std::sync::PoisonError::into_inner)
-            }
-        };
-        self.owner.store(me, Ordering::Relaxed);
-        Ok(Locked { inner, owner: &self.owner })
+    /// Whether this process may use it.
+    pub(crate) fn is_here(&self) -> bool {
+        self.inner.is_here()
     }
 
-    /// Runs something that may wait for copies, and counts the time.
-    pub(crate) fn waiting<T>(&self, run: impl FnOnce() -> T) -> T {
+    /// Runs something that may wait for the copies of a group, or of several, and counts the time.
+    pub(crate) fn waiting<T>(&self, what: &str, run: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let done = run();
         let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
         self.waited_ns.fetch_add(nanos, Ordering::Relaxed);
+        if let Some(picture) = &self.picture {
+            picture.waited(what, started);
+        }
         done
     }
 
@@ -200,12 +189,17 @@ impl Inner {
     ///
     /// # Errors
     /// The hub is closed.
-    pub(crate) fn open(&mut self, name: &str, pass: u64) -> PyResult<u64> {
+    pub(crate) fn open(&mut self, hub: &Hub, name: &str, pass: u64) -> PyResult<u64> {
         if self.closed {
             return Err(phase("the session is closed", "open a new one"));
         }
         let count = u32::try_from(self.layers.len()).unwrap_or(u32::MAX);
-        let layer = *self.layers.entry(name.into()).or_insert(LayerId(count));
+        let layer = *self.layers.entry(name.into()).or_insert_with(|| {
+            if let Some(picture) = &hub.picture {
+                picture.name_layer(name);
+            }
+            LayerId(count)
+        });
         let entry = Entry {
             name: name.into(),
             layer,
@@ -215,7 +209,6 @@ impl Inner {
             named: Vec::new(),
             live: 0,
             marks: HashSet::new(),
-            marked_only: false,
             phase: "open",
             asked: false,
         };
@@ -315,9 +308,10 @@ impl Inner {
         for (unit, id) in &entry.parts {
             self.units[*unit].1.close(*id);
         }
-        for span in entry.spans.iter().filter_map(Weak::upgrade) {
-            span.give_up();
-        }
+        let named = entry.named.iter().map(|(held, _)| Arc::clone(held));
+        Python::attach(|py| {
+            entry.spans.iter().filter_map(Weak::upgrade).chain(named).for_each(|held| held.give_up(py));
+        });
         let Some(open) = self.passes.get_mut(&entry.pass) else { return };
         *open -= 1;
         if *open == 0 {

@@ -9,13 +9,16 @@
 //! | `unit` | the engine of one device, whatever it moves with |
 //! | `ram` | RAM into a file: torch's memory, lent to the tier's workers |
 //! | `gather` | RAM into host memory |
-//! | `accel` | accelerators, through torch's device-generic interface |
+//! | `accel` | accelerators, through torch's device-generic interface: `stream`, `pinned`; `quiet` hides it from modes |
 //! | `torch`, `view`, `dlpack` | what is used of torch; how a tensor lies in its bytes |
-//! | `error`, `log`, `types` | exceptions, warnings, the types that stubs show |
+//! | `pool` | explicit pools of host memory |
+//! | `owned` | the lock of all this: beside the GIL, callbacks and forks |
+//! | `error`, `log`, `picture`, `types` | exceptions, warnings, the timeline, the types that stubs show |
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(missing_docs)]
 
 mod accel;
+mod call;
 mod chain;
 mod claim;
 mod dlpack;
@@ -29,10 +32,16 @@ mod hub;
 mod log;
 mod malloc;
 mod open;
+mod owned;
 mod packer;
+mod picture;
+mod pinned;
+mod pool;
 mod python;
+mod quiet;
 mod ram;
 mod sole;
+mod stream;
 mod torch;
 mod types;
 mod unit;
@@ -54,6 +63,8 @@ mod _native {
     use super::malloc::return_freed_memory;
     #[pymodule_export]
     use super::packer::{Keep, Packer};
+    #[pymodule_export]
+    use super::pool::Pool;
     #[pymodule_export]
     use super::python::Hub;
 

@@ -4,16 +4,25 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ebbtide_core::{Event, Observer};
 
+use crate::picture::Picture;
+
 /// The notes of a hub, shared by the observers of its units.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Log {
+    warnings: Arc<Mutex<Vec<String>>>,
+    picture: Option<Picture>,
+}
 
 /// As many warnings are kept; later ones are counted only.
 const MOST: usize = 100;
 
 impl Log {
+    pub(crate) fn new(picture: Option<Picture>) -> Self {
+        Self { warnings: Arc::default(), picture }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Vec<String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.warnings.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Something that people should know.
@@ -32,6 +41,9 @@ impl Log {
 
 impl Observer for Log {
     fn event(&mut self, event: &Event) {
+        if let Some(picture) = &self.picture {
+            picture.event(event);
+        }
         match event {
             Event::Repeats { name, count, .. } => {
                 self.warn(format!("group {name}: {count} tensors were saved more than once; each moves once"));

@@ -30,7 +30,10 @@ pub(crate) fn open(hub: &Hub, place: &Place) -> PyResult<Box<dyn Unit>> {
 /// # Errors
 /// It can't be opened.
 pub(crate) fn spill_file<B: ebbtide_core::Bytes + Send + 'static>(hub: &Hub) -> PyResult<FileStore<B>> {
-    let config = FileConfig::new(&hub.settings.spill_dir);
+    let mut config = FileConfig::new(&hub.settings.spill_dir);
+    if let Some(picture) = &hub.picture {
+        config.origin = picture.origin();
+    }
     let store = FileStore::open(&config).map_err(cannot_open)?;
     for notice in store.notices() {
         hub.log.warn(notice.clone());

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::claim::Claim;
 use crate::group::Group;
-use crate::handle::{Handle, Kept};
+use crate::handle::{Ahead, Handle, Kept};
 use crate::held::Held;
 use crate::hub::{Hub, Locked};
 use crate::torch::{Torch, storage_key, storage_of, version_of};
@@ -46,6 +47,9 @@ impl Keep {
 /// to `keep`, and of at least `min_bytes` bytes. `decide` is asked once for each of them. The group is
 /// `group`, or what `find` answers when it is first needed. Everything else stays where it is, and is
 /// compared by version when it is unpacked, as torch does without hooks.
+///
+/// `ahead` is the group of the region before this one: it starts to come back when the first of the
+/// tensors that stayed is unpacked.
 #[pyclass(frozen, module = "ebbtide._native")]
 pub(crate) struct Packer {
     group: Mutex<Option<Py<Group>>>,
@@ -54,6 +58,7 @@ pub(crate) struct Packer {
     min_bytes: u64,
     decide: Option<Py<PyAny>>,
     marked_only: bool,
+    ahead: Option<Arc<Ahead>>,
     tensors: AtomicUsize,
     kept: AtomicUsize,
 }
@@ -62,7 +67,8 @@ pub(crate) struct Packer {
 impl Packer {
     /// A pack hook for the code that runs while it is installed.
     #[new]
-    #[pyo3(signature = (group = None, *, find = None, keep = None, min_bytes: "int" = 0, decide = None, marked_only = false))]
+    #[expect(clippy::too_many_arguments, reason = "named by keyword in Python")]
+    #[pyo3(signature = (group = None, *, find = None, keep = None, min_bytes: "int" = 0, decide = None, marked_only = false, ahead = None))]
     fn new(
         group: Option<Py<Group>>,
         find: Option<Find<'_>>,
@@ -70,6 +76,7 @@ impl Packer {
         min_bytes: u64,
         decide: Option<Decide<'_>>,
         marked_only: bool,
+        ahead: Option<PyRef<'_, Group>>,
     ) -> Self {
         Self {
             group: Mutex::new(group),
@@ -78,6 +85,7 @@ impl Packer {
             min_bytes,
             decide: decide.map(|decide| decide.0.unbind()),
             marked_only,
+            ahead: ahead.map(|group| Arc::new(Ahead::new(&group.hub, group.id))),
             tensors: AtomicUsize::new(0),
             kept: AtomicUsize::new(0),
         }
@@ -93,7 +101,7 @@ impl Packer {
             Some(saved) => saved,
             None => {
                 self.kept.fetch_add(1, Ordering::Relaxed);
-                match keep_here(&tensor) {
+                match keep_here(&tensor, self.ahead.as_ref()) {
                     Ok(kept) => kept,
                     // It can't even be detached: as it is, then.
                     Err(_) => return Ok(tensor),
@@ -114,13 +122,27 @@ impl Packer {
     fn kept(&self) -> usize {
         self.kept.load(Ordering::Relaxed)
     }
+
+    /// What Python's collector has to know: functions of the user may refer to whatever refers to this.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if let Ok(find) = self.find.try_lock() {
+            visit.call(&*find)?;
+        }
+        visit.call(&self.decide)
+    }
+
+    fn __clear__(&self) {
+        if let Ok(mut find) = self.find.try_lock() {
+            drop(find.take());
+        }
+    }
 }
 
 /// Remembers a tensor that stays, by something that does not refer to the graph.
-fn keep_here(tensor: &Bound<'_, PyAny>) -> PyResult<Kept> {
+fn keep_here(tensor: &Bound<'_, PyAny>, ahead: Option<&Arc<Ahead>>) -> PyResult<Kept> {
     let alias = tensor.call_method0(intern!(tensor.py(), "detach"))?;
     let version = version_of(&alias).ok();
-    Ok(Kept::Here { alias: alias.unbind(), version })
+    Ok(Kept::Here { alias: alias.unbind(), version, ahead: ahead.cloned() })
 }
 
 impl Packer {
@@ -172,7 +194,7 @@ impl Packer {
                     any = true;
                     kept
                 }
-                None => keep_here(&part)?,
+                None => keep_here(&part, None)?,
             };
             packed.append((name, Bound::new(py, Handle(kept))?))?;
         }
@@ -214,9 +236,10 @@ fn claim(
         return Ok(None);
     }
     let alias = || Ok(tensor.call_method0(intern!(py, "detach"))?.unbind());
-    let found = share(&mut inner, group, (&view, key, version), alias)?;
+    let found = share(&mut inner, (&view, key, version), alias)?;
     let (held, owner, number) = match found {
         Some(found) => found,
+        None if is_common(&inner, key) => return Ok(None),
         None => {
             let held = Held::span((place, key), &view, (alias()?, version), Arc::clone(&hub.graveyard));
             let held = Arc::new(held);
@@ -225,19 +248,26 @@ fn claim(
             (held, group, 0)
         }
     };
-    let entry = inner.entry(owner)?;
-    entry.live += 1;
-    entry.marked_only |= marked_only;
+    inner.entry(owner)?.live += 1;
+    held.wanted.fetch_or(!marked_only, Ordering::Relaxed);
     drop(inner);
     let claim = Claim::new(held, owner, Arc::clone(&hub.graveyard));
     let view = Box::new(view);
     Ok(Some(Kept::Saved { hub: Arc::clone(hub), claim, number, version, view }))
 }
 
-/// A span of any group that has these bytes in this version. One of this group may grow.
+/// So many groups have swapped a storage that is still alive: it belongs to all layers, as a rotary table or
+/// a mask does, and another copy would free nothing.
+const COMMON: usize = 2;
+
+fn is_common(inner: &Locked<'_>, key: usize) -> bool {
+    let spans = inner.spans.get(&key).into_iter().flatten();
+    spans.filter(|(span, _)| span.strong_count() > 0).count() >= COMMON
+}
+
+/// A span of a group that is still open which has these bytes in this version, or can grow by them.
 fn share(
     inner: &mut Locked<'_>,
-    group: u64,
     (view, key, version): (&View, usize, u64),
     alias: impl Fn() -> PyResult<Py<PyAny>>,
 ) -> PyResult<Option<(Arc<Held>, u64, usize)>> {
@@ -245,11 +275,10 @@ fn share(
     let spans: Vec<_> = spans.iter().filter_map(|(span, owner)| Some((span.upgrade()?, *owner))).collect();
     let reach = view.reach();
     for (held, owner) in spans {
-        if !inner.groups.contains_key(&owner) {
+        if inner.phase(owner) != "open" {
             continue;
         }
-        let may_grow = owner == group && inner.phase(owner) == "open";
-        if let Some(number) = held.join(&reach, version, may_grow, &alias)? {
+        if let Some(number) = held.join(&reach, version, &alias)? {
             inner.merged += 1;
             return Ok(Some((held, owner, number)));
         }

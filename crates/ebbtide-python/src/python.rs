@@ -10,6 +10,7 @@ use pyo3::types::PyDict;
 use crate::error::{phase, setting};
 use crate::group::Group;
 use crate::hub::{Hub as Shared, Settings, Tier};
+use crate::pool::Pool;
 use crate::types::Numbers;
 
 /// One engine: a tier, its bounds, and the groups that are open in it. Opens a unit for each device whose
@@ -18,7 +19,8 @@ use crate::types::Numbers;
 /// `tier` is `"file"` or `"host"`. Memory of the CPU goes to the file by default; that of an accelerator
 /// to pinned host memory first, and to the file when that is full (`"host"`: to host memory only).
 /// `spill_dir` is the folder of the file, `host_bytes` the bound of host memory in bytes, `prefetch` how
-/// many groups ahead of backward are loaded.
+/// many groups ahead of backward are loaded. With `timeline` what runs when is remembered, for
+/// `write_timeline`.
 ///
 /// Raises `SettingError` for a setting that can't be used.
 #[pyclass(frozen, module = "ebbtide._native")]
@@ -28,12 +30,13 @@ pub(crate) struct Hub(Arc<Shared>);
 impl Hub {
     /// Checks the settings. Files and memory are opened with the first tensor, except the folder's.
     #[new]
-    #[pyo3(signature = (*, tier: "str | None" = None, spill_dir = None, host_bytes: "int | None" = None, prefetch: "int" = 1))]
+    #[pyo3(signature = (*, tier: "str | None" = None, spill_dir = None, host_bytes: "int | None" = None, prefetch: "int" = 1, timeline: "bool" = false))]
     fn new(
         tier: Option<&str>,
         spill_dir: Option<PathBuf>,
         host_bytes: Option<u64>,
         prefetch: usize,
+        timeline: bool,
     ) -> PyResult<Self> {
         let tier = match tier {
             None | Some("file") => Tier::File,
@@ -53,7 +56,7 @@ impl Hub {
             // Opened and closed again: a folder that can't be used is an error now, not in a step.
             drop(ebbtide_store::SpillFile::open(&spill_dir).map_err(crate::hub::cannot_open)?);
         }
-        Ok(Self(Arc::new(Shared::new(Settings { tier, spill_dir, host_bytes, prefetch }))))
+        Ok(Self(Arc::new(Shared::new(Settings { tier, spill_dir, host_bytes, prefetch, timeline }))))
     }
 
     /// The tier that was asked for.
@@ -117,7 +120,7 @@ impl Hub {
         for group in groups.into_iter().filter(|group| inner.phase(*group) == "offloading").collect::<Vec<_>>() {
             inner.entry(group)?.phase = "away";
             crate::sole::keep_what_is_used(py, &self.0, &mut inner, group)?;
-            let done = self.0.waiting(|| inner.each(group, |unit, id| unit.wait_offload(id)));
+            let done = self.0.waiting("synchronize", || inner.each(group, |unit, id| unit.wait_offload(id)));
             first = first.and(done);
         }
         first
@@ -133,13 +136,53 @@ impl Hub {
     #[pyo3(signature = (pass_: "int | None" = None))]
     fn abandon(&self, py: Python<'_>, pass_: Option<u64>) -> PyResult<()> {
         let mut inner = self.0.lock(py)?;
-        self.0.waiting(|| inner.close_all(pass_));
+        self.0.waiting("abandon", || inner.close_all(pass_));
         Ok(())
     }
 
     /// Gives host memory back that is not in use. Returns bytes.
     fn shrink(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.0.lock(py)?.units().map(|unit| unit.shrink()).sum())
+    }
+
+    /// Something begins on this thread, such as the forward of a layer, for the timeline. Returns its number;
+    /// 0 without a timeline.
+    fn mark_begin(&self, name: String) -> u64 {
+        self.0.picture.as_ref().map_or(0, |picture| picture.begin(name))
+    }
+
+    /// What `mark_begin` gave this number ends now. Does nothing the second time, nor for 0.
+    #[pyo3(signature = (number: "int"))]
+    fn mark_end(&self, number: u64) {
+        if let Some(picture) = &self.0.picture {
+            picture.end(number);
+        }
+    }
+
+    /// Writes what ran when, as JSON for the trace viewers of Perfetto and Chrome: what was marked, waits,
+    /// copies of the file tier, and how many bytes were on the device and away. The file is replaced as a
+    /// whole. Returns the number of events.
+    ///
+    /// Raises `SettingError` if the hub was made without `timeline`, or the file can't be written.
+    fn write_timeline(&self, py: Python<'_>, path: PathBuf) -> PyResult<usize> {
+        let Some(picture) = self.0.picture.clone() else {
+            let hint = "open the session with timeline=True";
+            return Err(setting("there is no timeline", hint));
+        };
+        py.detach(|| picture.write(&path)).map_err(|error| {
+            let message = format!("can't write the timeline to {}: {error}", path.display());
+            setting(&message, "name a file in a folder that exists and can be written to")
+        })
+    }
+
+    /// A pool of at most `max_host_bytes` bytes of host memory, to take buffers from by hand, or for groups
+    /// whose tensors go to host memory (`Group.add`).
+    ///
+    /// Raises `SettingError` for a bound of 0.
+    #[pyo3(signature = (max_host_bytes: "int"))]
+    #[expect(clippy::unused_self, reason = "a pool by hand needs nothing of the hub yet")]
+    fn pool(&self, py: Python<'_>, max_host_bytes: u64) -> PyResult<Pool> {
+        Pool::new(py, max_host_bytes)
     }
 
     /// Number of groups that are open.
@@ -154,8 +197,12 @@ impl Hub {
         Ok(self.0.lock(py)?.closed)
     }
 
-    /// Gives everything up and back. Does nothing the second time.
+    /// Gives everything up and back. Does nothing the second time, nor in a forked child, where nothing is the
+    /// child's to give back.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.0.is_here() {
+            return Ok(());
+        }
         let units = self.0.lock(py)?.shut();
         // Threads end and files close here.
         py.detach(|| drop(units));

@@ -161,4 +161,11 @@ impl Device for Lender {
             .map_err(|error| refused("no memory to bring a storage back to", &error))?;
         Self::lend(storage)
     }
+
+    fn retract(&mut self, storage: &Arc<Held>) {
+        if storage.named().is_some() {
+            // If torch refuses, it has refused to free memory, and the next load tries again.
+            let _ = Python::attach(|py| storage.empty(py));
+        }
+    }
 }

@@ -93,12 +93,21 @@ impl Torch {
     /// Whether it is a parameter or a view of one.
     pub(crate) fn is_parameter(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = tensor.py();
-        let parameter = self.parameter.bind(py);
-        if tensor.is_instance(parameter)? {
+        if self.is_of_parameter_type(tensor)? {
             return Ok(true);
         }
         let base = tensor.getattr(intern!(py, "_base"))?;
-        Ok(!base.is_none() && base.is_instance(parameter)?)
+        Ok(!base.is_none() && self.is_of_parameter_type(&base)?)
+    }
+
+    /// Asking a plain tensor whether it is an instance would run Python code.
+    fn is_of_parameter_type(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let kind = tensor.get_type();
+        if kind.as_ptr() == self.tensor.as_ptr() {
+            return Ok(false);
+        }
+        let parameter = self.parameter.bind(tensor.py());
+        Ok(kind.as_ptr() == parameter.as_ptr() || tensor.is_instance(parameter)?)
     }
 
     /// Name and size of an element type that survives DLPack.
@@ -109,7 +118,8 @@ impl Torch {
 
     /// How many tensors and Python wrappers use a storage, if torch tells.
     pub(crate) fn use_count(&self, py: Python<'_>, storage: usize) -> Option<u64> {
-        self.use_count.as_ref()?.bind(py).call1((storage,)).ok()?.extract().ok()
+        let storage = storage.into_pyobject(py).ok()?;
+        crate::call::function(self.use_count.as_ref()?.bind(py), &storage).ok()?.extract().ok()
     }
 
     /// Whether it is dense, on a real device, with memory of its own.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ebbtide_core::{
-    BackendError, Counters, Direct, Engine, GroupId, LayerId, Mover, Observer, Pass, Registered,
+    BackendError, Budget, Counters, Direct, Engine, GroupId, LayerId, Mover, Observer, Pass, PoolId, Registered,
     Saved, StoreStats, TensorId,
 };
 use ebbtide_store::AnyStore;
@@ -37,6 +37,16 @@ pub(crate) trait Streams: Mover {
     fn host_bytes(&self) -> (u64, u64) {
         (0, 0)
     }
+
+    /// A pool of host memory with this bound, for tensors that name it. `None` without host memory.
+    fn add_pool(&mut self, _: &Budget) -> Option<PoolId> {
+        None
+    }
+
+    /// Gives the free memory of such a pool back. Returns bytes.
+    fn shrink_pool(&mut self, _: PoolId) -> u64 {
+        0
+    }
 }
 
 impl Streams for RamMover {
@@ -66,6 +76,8 @@ pub(crate) trait Unit: Send {
     fn abandon_backward(&mut self);
     fn note_producer(&mut self, py: Python<'_>);
     fn shrink(&mut self) -> u64;
+    fn add_pool(&mut self, budget: &Budget) -> Option<PoolId>;
+    fn shrink_pool(&mut self, pool: PoolId) -> u64;
     fn counters(&self) -> (Counters, StoreStats, (u64, u64));
 }
 
@@ -165,6 +177,14 @@ where
 
     fn shrink(&mut self) -> u64 {
         self.mover_mut().shrink()
+    }
+
+    fn add_pool(&mut self, budget: &Budget) -> Option<PoolId> {
+        self.mover_mut().add_pool(budget)
+    }
+
+    fn shrink_pool(&mut self, pool: PoolId) -> u64 {
+        self.mover_mut().shrink_pool(pool)
     }
 
     fn counters(&self) -> (Counters, StoreStats, (u64, u64)) {

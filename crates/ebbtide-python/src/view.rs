@@ -184,16 +184,6 @@ impl View {
         self.put_bits(torch.reach(storage, dtype, offset, &self.dims)?)
     }
 
-    /// The tensor again, in the storage of another tensor of it.
-    ///
-    /// # Errors
-    /// Torch refuses.
-    pub(crate) fn over_alias<'py>(&self, torch: &Torch, alias: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let storage = crate::torch::storage_of(alias)?;
-        let start: usize = storage.call_method0(intern!(alias.py(), "data_ptr"))?.extract()?;
-        self.in_storage(torch, &storage, (self.data - start) as u64)
-    }
-
     fn put_bits<'py>(&self, tensor: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = tensor.py();
         let tensor = if self.conjugate { tensor.call_method0(intern!(py, "conj"))? } else { tensor };
@@ -215,7 +205,7 @@ fn bytes_over<'py>(
     }
     let address = buffer.as_slice().as_ptr().addr() + at;
     let owner = Py::new(py, Owner { _buffer: Arc::clone(buffer) })?;
-    py.import("ebbtide.torch._memory")?.call_method1("over", (address, len, owner))
+    py.import("ebbtide.torch._buffer")?.call_method1("over", (address, len, owner))
 }
 
 /// Keeps a buffer for a tensor that was made without DLPack.

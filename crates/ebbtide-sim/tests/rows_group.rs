@@ -3,8 +3,8 @@
 mod rows;
 
 use ebbtide_core::{
-    Accelerator, Element, Event, HostPool, LayerId, Pass, PoolId, Registered, Saved, StagedConfig,
-    class,
+    Accelerator, Budget, Element, Event, HostPool, LayerId, Pass, PoolId, Registered, Saved,
+    StagedConfig, class,
 };
 use ebbtide_sim::{Faults, Function, Options, SimStorage, World};
 
@@ -398,6 +398,38 @@ fn p2_p3_an_explicit_pool() {
     assert_eq!((stats.in_use, stats.pending, stats.free), (0, 0, 8192));
     assert_eq!((stats.allocated, stats.high_water), (8192, 8192));
     drop((pool, other));
+    assert!(world.finish().is_empty());
+}
+
+/// P2: two pools with one budget hold the bound together; what one gives back the other may have.
+#[test]
+fn p2_pools_can_share_a_bound() {
+    let world = World::new(1, Options::default());
+    let mut device = world.device();
+    let budget = Budget::new(8192);
+    let mut one = HostPool::sharing(PoolId(1), budget.clone());
+    let mut other = HostPool::sharing(PoolId(1), budget.clone());
+    let first = one.acquire(&mut device, 4096).unwrap();
+    let second = other.acquire(&mut device, 4096).unwrap();
+    let error = one.acquire(&mut device, 512).unwrap_err();
+    let wanted = "host memory would exceed its bound: 512 bytes requested, \
+                  8192 of 8192 bytes pooled";
+    assert_eq!(error.to_string(), wanted);
+    other.release(second, None).unwrap();
+    assert!(
+        one.acquire(&mut device, 512).unwrap_err().is_no_room(),
+        "it is kept for the other one"
+    );
+    assert_eq!((other.shrink_to(0), budget.allocated(), budget.room()), (4096, 4096, 4096));
+    let third = one.acquire(&mut device, 512).unwrap();
+    assert_eq!(budget.allocated(), 4608);
+    one.release(first, None).unwrap();
+    one.release(third, None).unwrap();
+    let again = one.acquire(&mut device, 8192).unwrap();
+    assert_eq!((one.stats().allocated, budget.allocated()), (8192, 8192));
+    one.release(again, None).unwrap();
+    drop((one, other));
+    assert_eq!(budget.allocated(), 0);
     assert!(world.finish().is_empty());
 }
 

@@ -98,6 +98,7 @@ mod ring;
 mod space;
 mod spill;
 mod sync;
+mod timeline;
 mod transfer;
 mod worker;
 
@@ -111,6 +112,7 @@ pub use file::{FileSlot, FileStore};
 pub use host::{HostConfig, HostSlot, HostStore, host_bound};
 pub use limits::memory_limit;
 pub use spill::{SpillFile, spill_dir};
+pub use timeline::{Row, Timeline};
 
 /// Bytes that everything is rounded up to: a page, and what direct I/O needs of offsets and
 /// lengths on any common disk.

@@ -1,12 +1,20 @@
 //! When what ran: the picture of a run for Chrome's and Perfetto's trace viewers.
+//!
+//! It is here because the tiers measure when a copy ran, against a clock whose zero is the picture's
+//! ([`Timeline::origin`], [`FileConfig::origin`](crate::FileConfig::origin)), and because all front ends
+//! draw the same one. The engine has no clock, and draws nothing.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+/// So many spans are kept, and so many values of counters; later ones are only counted. A picture of
+/// that size takes some 100 MB, and no viewer shows more.
+const MOST: usize = 1_000_000;
+
 /// A row of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Row {
+pub enum Row {
     /// The thread that trains.
     Compute,
     /// What that thread waited for.
@@ -48,14 +56,15 @@ struct Span {
 /// Remembers when what ran. A cheap handle: clones write to the same picture.
 ///
 /// ```
-/// use ebbtide_candle::{Policies, Policy, Swap, Timeline};
+/// use ebbtide_store::{Row, Timeline};
 ///
 /// let timeline = Timeline::new();
-/// let swap = Swap::builder(Policies::uniform(Policy::Keep, 1)).timeline(&timeline).build()?;
-/// // … training steps …
+/// let started = std::time::Instant::now();
+/// // … forward of a layer …
+/// timeline.span(Row::Compute, "h.0 forward".into(), started);
 /// timeline.counter("device bytes", 1 << 20);
 /// let mut json = Vec::new();
-/// timeline.write(&mut json)?;
+/// assert_eq!(timeline.write(&mut json)?, 2);
 /// assert!(String::from_utf8(json)?.contains("device bytes"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -74,6 +83,8 @@ struct Books {
     /// From the end of a copy (row, time) to the end of the wait for it.
     arrows: Vec<((Row, u64), u64)>,
     last_copy: Option<(Row, u64)>,
+    /// Spans and values that came when there were enough.
+    left_out: u64,
 }
 
 impl Default for Timeline {
@@ -89,14 +100,19 @@ impl Timeline {
     }
 
     /// Zero of all times in the picture.
-    pub(crate) fn origin(&self) -> Instant {
+    pub fn origin(&self) -> Instant {
         self.origin
     }
 
     /// The value that a quantity has from now on. Drawn as a curve.
     pub fn counter(&self, name: &'static str, value: u64) {
         let now = self.now();
-        self.lock().counters.push((name, now, value));
+        let mut books = self.lock();
+        if books.counters.len() < MOST {
+            books.counters.push((name, now, value));
+        } else {
+            books.left_out += 1;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Books> {
@@ -113,15 +129,15 @@ impl Timeline {
     }
 
     /// Something that began at `started` and ends now.
-    pub(crate) fn span(&self, row: Row, name: String, started: Instant) {
+    pub fn span(&self, row: Row, name: String, started: Instant) {
         let (start_ns, end_ns) = (self.since_origin(started), self.now());
-        self.lock().spans.push(Span { row, name, start_ns, end_ns });
+        self.lock().add(Span { row, name, start_ns, end_ns });
     }
 
     /// A copy, with the times that the tier measured.
-    pub(crate) fn copy(&self, row: Row, name: String, start_ns: u64, end_ns: u64) {
+    pub fn copy(&self, row: Row, name: String, start_ns: u64, end_ns: u64) {
         let mut books = self.lock();
-        books.spans.push(Span { row, name, start_ns, end_ns });
+        books.add(Span { row, name, start_ns, end_ns });
         if books.last_copy.is_none_or(|(_, end)| end < end_ns) {
             books.last_copy = Some((row, end_ns));
         }
@@ -129,23 +145,26 @@ impl Timeline {
 
     /// A wait that began at `started` and ends now. If a copy ended meanwhile, an arrow leads from
     /// the last one to here.
-    pub(crate) fn wait(&self, name: &str, started: Instant) {
+    pub fn wait(&self, name: &str, started: Instant) {
         let (start_ns, end_ns) = (self.since_origin(started), self.now());
         let mut books = self.lock();
-        books.spans.push(Span { row: Row::Wait, name: name.to_string(), start_ns, end_ns });
+        books.add(Span { row: Row::Wait, name: name.to_string(), start_ns, end_ns });
         let ended = |(_, end): &mut (Row, u64)| *end >= start_ns && *end <= end_ns;
-        if let Some(copy) = books.last_copy.take_if(ended) {
+        if let Some(copy) = books.last_copy.take_if(ended)
+            && books.left_out == 0
+        {
             books.arrows.push((copy, end_ns));
         }
     }
 
     /// Writes everything so far as JSON for the trace viewers of Chrome and Perfetto: a row for the
     /// training thread, one for its waits, one for each worker and direction of the tier; arrows
-    /// lead from a copy to the wait that it ended. Times are in microseconds.
+    /// lead from a copy to the wait that it ended. Times are in microseconds. Returns how many spans and
+    /// values of counters there are.
     ///
     /// # Errors
     /// The writer fails.
-    pub fn write(&self, mut out: impl Write) -> io::Result<()> {
+    pub fn write(&self, mut out: impl Write) -> io::Result<usize> {
         let books = self.lock();
         books.write_rows(&mut out)?;
         books.write_spans(&mut out)?;
@@ -158,11 +177,20 @@ impl Timeline {
             )?;
         }
         books.write_arrows(&mut out)?;
-        writeln!(out, "\n]")
+        writeln!(out, "\n]")?;
+        Ok(books.spans.len() + books.counters.len())
     }
 }
 
 impl Books {
+    fn add(&mut self, span: Span) {
+        if self.spans.len() < MOST {
+            self.spans.push(span);
+        } else {
+            self.left_out += 1;
+        }
+    }
+
     fn write_rows(&self, out: &mut impl Write) -> io::Result<()> {
         let mut rows: Vec<Row> = Vec::new();
         for span in &self.spans {
@@ -172,7 +200,11 @@ impl Books {
         }
         rows.sort_by_key(|row| row.id());
         writeln!(out, "[")?;
-        write!(out, r#"{{"ph":"M","pid":1,"name":"process_name","args":{{"name":"ebbtide"}}}}"#)?;
+        let title = match self.left_out {
+            0 => "ebbtide".to_string(),
+            more => format!("ebbtide, without {more} later events"),
+        };
+        write!(out, r#"{{"ph":"M","pid":1,"name":"process_name","args":{{"name":"{title}"}}}}"#)?;
         for row in rows {
             let (id, name) = (row.id(), row.name());
             write!(
@@ -225,4 +257,58 @@ fn escape(text: &str) -> String {
         c => c.to_string(),
     };
     text.chars().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(timeline: &Timeline) -> String {
+        let mut json = Vec::new();
+        let _ = timeline.write(&mut json).unwrap();
+        String::from_utf8(json).unwrap()
+    }
+
+    #[test]
+    fn rows_spans_counters_and_the_arrow_of_a_wait() {
+        let timeline = Timeline::new();
+        let started = timeline.origin();
+        timeline.span(Row::Compute, "h.0 \"forward\"\n".into(), started);
+        timeline.copy(Row::Out(1), "h.0".into(), 1_000, 2_500);
+        timeline.copy(Row::In(0), "h.0".into(), 3_000, 4_001);
+        timeline.counter("live bytes", 12);
+        timeline.wait("load h.0", started);
+        let json = written(&timeline);
+        for row in ["compute", "waits", "offload 1", "load 0"] {
+            assert!(json.contains(&format!(r#""args":{{"name":"{row}"}}"#)), "{row}: {json}");
+        }
+        assert!(json.contains(r#""name":"h.0 \"forward\"\u000a""#), "{json}");
+        assert!(json.contains(r#""tid":11,"ts":1.000,"dur":1.500,"name":"h.0""#), "{json}");
+        assert!(json.contains(r#""args":{"bytes":12}"#), "{json}");
+        // From inside of the copy that ended last.
+        assert!(json.contains(r#""ph":"s","bp":"e","pid":1,"tid":100,"ts":4.000"#), "{json}");
+        assert_eq!(json.matches(r#""ph":"f""#).count(), 1, "{json}");
+        assert_eq!(timeline.write(io::sink()).unwrap(), 5);
+    }
+
+    /// A wait that no copy ended has no arrow, and neither has a second wait for the same copy.
+    #[test]
+    fn a_copy_has_one_arrow() {
+        let timeline = Timeline::new();
+        timeline.wait("nothing", timeline.origin());
+        timeline.copy(Row::In(0), "h.0".into(), 1, 2);
+        timeline.wait("load", timeline.origin());
+        timeline.wait("load", timeline.origin());
+        assert_eq!(written(&timeline).matches(r#""ph":"s""#).count(), 1);
+    }
+
+    #[test]
+    fn a_long_run_keeps_its_beginning() {
+        let timeline = Timeline::new();
+        for _ in 0..MOST + 3 {
+            timeline.counter("live bytes", 1);
+        }
+        assert_eq!(timeline.write(io::sink()).unwrap(), MOST);
+        assert!(written(&timeline).contains("ebbtide, without 3 later events"));
+    }
 }

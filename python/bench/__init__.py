@@ -1,0 +1,1 @@
+"""The figures of the PyTorch front end; run by `scripts/bench-torch`."""

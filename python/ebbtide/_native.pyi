@@ -1,0 +1,381 @@
+# Written by scripts/stubs from the built extension; a change belongs into crates/ebbtide-python.
+
+"""
+The engine of ebbtide for Python. Use it through `ebbtide.torch`.
+"""
+
+from collections.abc import Callable, Iterable
+from os import PathLike
+from typing import Final, final
+
+from torch import Tensor
+
+__all__ = [
+    "VERSION",
+    "Chain",
+    "Group",
+    "Handle",
+    "Hub",
+    "Keep",
+    "Packer",
+    "SavedTensor",
+    "return_freed_memory",
+    "unpack",
+]
+
+VERSION: Final[str]
+"""
+Version of the package.
+"""
+
+@final
+class Chain:
+    """
+    Which layer runs right after which.
+    """
+    def __new__(cls, /) -> Chain:
+        """
+        An empty chain.
+        """
+    def follow(self, /, first: str, second: str) -> str:
+        """
+        Declares that `second` runs right after `first`. Answers `new`, `known` or `itself` (nothing
+        changed).
+
+        Raises `EbbtideError` naming the three layers if one of the two has another neighbour already.
+        """
+    def group(self, /, layer: str) -> str | None:
+        """
+        The name of a layer's group.
+        """
+    def is_last(self, /, layer: str) -> bool:
+        """
+        Whether a declared layer has none behind it.
+        """
+    def is_last_group(self, /, group: str) -> bool:
+        """
+        Whether the layer of a group has none behind it.
+        """
+    def next(self, /, layer: str) -> str | None:
+        """
+        The layer behind this one.
+        """
+    def previous(self, /, layer: str) -> str | None:
+        """
+        The layer before this one.
+        """
+    def unlink(self, /, layer: str) -> None:
+        """
+        Takes a layer out; its neighbours become each other's.
+        """
+
+@final
+class Group:
+    """
+    What one layer saved in one pass. Its tensors leave and come back together.
+
+    The phases are `open`, `offloading`, `away`, `loading`, `home`, `closed`. A call that the phase does
+    not allow raises `PhaseError` and changes nothing.
+    """
+    def __repr__(self, /) -> str: ...
+    def add(
+        self,
+        /,
+        tensor: Tensor,
+        label: str,
+        *,
+        pack: bool = False,
+        version: int | None = None,
+        nbytes: int | None = None,
+        sole: bool = True,
+        references: int = 0,
+    ) -> SavedTensor:
+        """
+        Registers a storage to be moved in place: it is resized to zero when it is away, and every tensor of
+        it is attached to the memory again that it gets when it comes back.
+
+        It is only freed when it is proven that nothing else uses it: no other tensor, nothing that
+        autograd keeps, and (unless `sole` is false) no reference of Python to this tensor but `references`,
+        which the caller holds itself. `version` and `nbytes` are what the tensor was, if that was earlier
+        than now.
+
+        Raises `PhaseError` if the group is not open, `SettingError` for what can't be moved.
+        """
+    def close(self, /) -> None:
+        """
+        Forgets the group: waits for its copies, gives all buffers back. What is away then can't be had any
+        more. Does nothing the second time.
+        """
+    def mark(self, /, tensor: Tensor, label: str) -> SavedTensor:
+        """
+        Marks a storage to be swapped in this group, for a packer with `marked_only`: what autograd saved or
+        will save of it in this region leaves, and its memory goes when its last owner goes.
+
+        Raises `PhaseError` if the group is not open.
+        """
+    @property
+    def name(self, /) -> str:
+        """
+        Its name.
+        """
+    def need(self, /) -> None:
+        """
+        Everything is home when this returns, whatever the phase. What was away and not on its way counts
+        as a missed prefetch.
+
+        Raises as `wait_load`.
+        """
+    def offload_done(self, /) -> bool:
+        """
+        Whether `wait_offload` would return at once.
+        """
+    @property
+    def pass_(self, /) -> int:
+        """
+        The pass that it belongs to.
+        """
+    @property
+    def phase(self, /) -> str:
+        """
+        The phase that it is in.
+        """
+    def prefetch(self, /) -> None:
+        """
+        Starts to load the groups that are expected after this one. A hint: what can't be started is loaded
+        when it is asked for.
+        """
+    def protect(self, /, tensors: Iterable[Tensor]) -> int:
+        """
+        Keeps the storages of these tensors where they are: something outside of the group uses them. An
+        offload under way is called off, what is away is brought back. Returns how many there were.
+
+        Raises `CopyError` if one can't be brought back, `NotSavedError` if only a part of it was saved.
+        """
+    def start_load(self, /, stream: object | None = None) -> None:
+        """
+        Starts to bring the group back.
+
+        Raises `PhaseError` if it is not away, `NoRoomError` or `CopyError` if a load can't be started; it
+        can be tried again.
+        """
+    def start_offload(self, /, stream: object | None = None) -> None:
+        """
+        Starts to copy out what the group has. On an accelerator the copies run on `stream`, or on a
+        stream of the engine's own, behind what is queued on the current one.
+
+        Raises `PhaseError` if the group is not open, `ChangedError` if a tensor in place was resized or
+        modified since it was registered (nothing is copied then), `NoRoomError` or `CopyError` if a copy
+        can't be started; what was not started is untouched.
+        """
+    @property
+    def tensors(self, /) -> int:
+        """
+        Storages and spans that it has.
+        """
+    def wait_load(self, /) -> None:
+        """
+        Waits until the group is home. What was registered in place is forgotten then.
+
+        Raises `PhaseError` if no load was started, `CopyError` for the first copy that failed (it can be
+        tried again), `ChangedError` for a tensor in place that was modified since it was registered.
+        """
+    def wait_offload(self, /) -> None:
+        """
+        Lets the memory of the group go. Waits for the copies, on an accelerator without making the host
+        wait.
+
+        Raises `PhaseError` if no offload was started, `CopyError` or `NoRoomError` for the first copy that
+        failed and `ChangedError` for a tensor in place that was modified meanwhile: these stay where they
+        are.
+        """
+
+@final
+class Handle:
+    """
+    Stands for one saved tensor. May be dropped on any thread, and need not ever be unpacked.
+    """
+    def __repr__(self, /) -> str: ...
+
+@final
+class Hub:
+    """
+    One engine: a tier, its bounds, and the groups that are open in it. Opens a unit for each device whose
+    tensors it is given.
+
+    `tier` is `"file"` or `"host"`. Memory of the CPU goes to the file by default; that of an accelerator
+    to pinned host memory first, and to the file when that is full (`"host"`: to host memory only).
+    `spill_dir` is the folder of the file, `host_bytes` the bound of host memory in bytes, `prefetch` how
+    many groups ahead of backward are loaded.
+
+    Raises `SettingError` for a setting that can't be used.
+    """
+    def __new__(
+        cls,
+        /,
+        *,
+        tier: str | None = None,
+        spill_dir: str | PathLike[str] | None = None,
+        host_bytes: int | None = None,
+        prefetch: int = 1,
+    ) -> Hub:
+        """
+        Checks the settings. Files and memory are opened with the first tensor, except the folder's.
+        """
+    def __repr__(self, /) -> str: ...
+    def abandon(self, /, pass_: int | None = None) -> None:
+        """
+        Gives all groups up, or those of a pass: waits for their copies and gives everything back. Tensors
+        that are away then can't be had any more; those on the device can.
+        """
+    @property
+    def active_groups(self, /) -> int:
+        """
+        Number of groups that are open.
+        """
+    def close(self, /) -> None:
+        """
+        Gives everything up and back. Does nothing the second time.
+        """
+    @property
+    def closed(self, /) -> bool:
+        """
+        Whether it is closed.
+        """
+    def collect(self, /) -> None:
+        """
+        Acts on handles that were dropped meanwhile.
+        """
+    def open(self, /, name: str, pass_: int) -> Group:
+        """
+        Opens a group for one layer in one pass. The same name may have any number of groups.
+
+        Raises `PhaseError` if the hub is closed.
+        """
+    def shrink(self, /) -> int:
+        """
+        Gives host memory back that is not in use. Returns bytes.
+        """
+    def stats(self, /) -> dict[str, int | float]:
+        """
+        Totals since the hub was made, in bytes, tensors and milliseconds; `live_bytes`, `active_groups` and
+        what the tiers hold are of now.
+        """
+    def synchronize(self, /) -> None:
+        """
+        Waits for all copies out and lets their memory go.
+
+        Raises as `Group.wait_offload`, for the first that failed.
+        """
+    def take_warnings(self, /) -> list[str]:
+        """
+        What the engine noticed since the last call: one sentence each.
+        """
+    @property
+    def tier(self, /) -> str:
+        """
+        The tier that was asked for.
+        """
+
+@final
+class Keep:
+    """
+    Storages that never leave the device: those of parameters and buffers.
+    """
+    def __len__(self, /) -> int: ...
+    def __new__(cls, /, tensors: Iterable[Tensor]) -> Keep:
+        """
+        The storages of these tensors, which must outlive this object.
+        """
+
+@final
+class Packer:
+    """
+    A pack hook for one call of a piece of code: what autograd saves meanwhile is one region.
+
+    Eligible is a dense tensor with memory that is no parameter, no view of one, in none of the storages
+    to `keep`, and of at least `min_bytes` bytes. `decide` is asked once for each of them. The group is
+    `group`, or what `find` answers when it is first needed. Everything else stays where it is, and is
+    compared by version when it is unpacked, as torch does without hooks.
+
+    `ahead` is the group of the region before this one: it starts to come back when the first of the
+    tensors that stayed is unpacked.
+    """
+    def __call__(self, /, tensor: Tensor) -> object:
+        """
+        Takes a saved tensor and returns what autograd is to keep instead. Nothing is copied or freed here:
+        the operation that the tensor is saved for may not have run yet.
+        """
+    def __new__(
+        cls,
+        /,
+        group: Group | None = None,
+        *,
+        find: Callable[[], Group | None] | None = None,
+        keep: Keep | None = None,
+        min_bytes: int = 0,
+        decide: Callable[[Tensor], bool] | None = None,
+        marked_only: bool = False,
+        ahead: Group | None = None,
+    ) -> Packer:
+        """
+        A pack hook for the code that runs while it is installed.
+        """
+    @property
+    def kept(self, /) -> int:
+        """
+        Tensors that stay where they are.
+        """
+    @property
+    def tensors(self, /) -> int:
+        """
+        Tensors that went to the group.
+        """
+
+@final
+class SavedTensor:
+    """
+    One tensor of a group.
+    """
+    def describe(self, /) -> str:
+        """
+        One line for debugging.
+        """
+    def readable(self, /) -> None:
+        """
+        Raises an error that names the state unless the value may be read now.
+        """
+    @property
+    def registered(self, /) -> str:
+        """
+        `new`, `duplicate` (exactly these bytes are in the group already), `merged` (other bytes of the
+        storage are) or `shared` (another group has the storage: it stays on the device for both).
+        """
+    @property
+    def state(self, /) -> str:
+        """
+        `device`, `d2h`, `host` (in whatever tier) or `h2d`.
+        """
+    @property
+    def tier(self, /) -> str:
+        """
+        The same, with the name of the tier instead of `host`; `gone` if the group was given up while it was
+        away.
+        """
+
+def return_freed_memory() -> bool:
+    """
+    Makes the C library give large freed blocks back at once, for the rest of the process. By default it
+    raises its threshold with every large block that is freed, up to 32 MiB, and keeps blocks below it; the
+    memory of swapped tensors would then stay with the process.
+
+    Returns whether the C library can do it (glibc).
+    """
+
+def unpack(packed: object) -> Tensor:
+    """
+    The tensor that a pack hook was given: the same sizes, strides, type and bits. Loads the group of
+    the tensor, all of it, if it is away, and starts to load the group expected next.
+
+    Raises `ChangedError` where the tensor was modified in place after it was saved (as torch does
+    without hooks), `CopyError` if a copy failed, `PhaseError` if its step was given up.
+    """

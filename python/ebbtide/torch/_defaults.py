@@ -1,0 +1,127 @@
+"""The engine behind everything that is driven by hand.
+
+One *hub* serves all groups of the process that no session owns. It opens when the first tensor is saved,
+or with `configure`, and again after `reset()`. What it notices (a spill folder in RAM, a prefetch that
+failed) is passed on as `EbbtideWarning`.
+
+Access contract: any thread may ask for the hub. `configure` belongs to whoever sets things up while
+nobody trains: it refuses as long as a group exists.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable
+from os import PathLike
+from typing import Any, NamedTuple
+
+import torch
+
+from ebbtide._native import Hub
+from ebbtide.errors import EbbtideWarning, PhaseError
+from ebbtide.torch import _stats
+from ebbtide.torch._settings import folder
+
+
+class Settings(NamedTuple):
+    """Where by-hand swapping puts tensors."""
+
+    tier: str | None = None
+    spill_dir: str | None = None
+    host_bytes: int | None = None
+
+
+_lock = threading.Lock()
+_settings = Settings()
+_source: _stats.Source | None = None
+
+
+def hub() -> Hub:
+    """The hub of the process, with the settings of `configure`."""
+    return source().hub
+
+
+def source() -> _stats.Source:
+    """The hub with the front end's own counters. Opened if it isn't, or was closed by `reset()`."""
+    global _source
+    with _lock:
+        if _source is None:
+            _source = _stats.shared_source(**_settings._asdict())
+        return _source
+
+
+def configure(
+    tier: str | None = None,
+    spill_dir: str | PathLike[str] | None = None,
+    host_bytes: int | None = None,
+) -> None:
+    """Chooses where by-hand swapping puts tensors, from now on.
+
+    Args:
+        tier: "file" or "host". None: a file for tensors on a CPU; for those on an accelerator pinned
+            host memory, then a file.
+        spill_dir: Folder of the file. None: the system's temporary folder.
+        host_bytes: Host memory that may be used, in bytes. None: what the machine can spare.
+
+    Raises:
+        SettingError: Unknown tier, bad size, or a folder that can't be used. Nothing has changed.
+        PhaseError: Groups hold tensors at the moment.
+
+    Example:
+        >>> ebbtide.torch.configure(tier="file", spill_dir="/mnt/nvme")
+    """
+    global _settings, _source
+    wanted = Settings(tier, folder(spill_dir), host_bytes)
+    with _lock:
+        if _source is not None:
+            _refuse_if_busy(_source.hub)
+        made = _stats.shared_source(**wanted._asdict())
+        _source, _settings = made, wanted
+
+
+def _refuse_if_busy(current: Hub) -> None:
+    current.collect()
+    groups = current.active_groups
+    if groups:
+        hint = "configure before the first step, or run backward or abort the groups first"
+        raise PhaseError(f"{groups} groups hold tensors with the settings there were so far", hint)
+
+
+def _forget() -> None:
+    """`reset()` closes all shared hubs; the settings stay."""
+    global _source
+    with _lock:
+        _source = None
+
+
+_stats.at_reset(_forget)
+
+
+def pass_on_warnings(stacklevel: int = 2) -> None:
+    """Shows what the engine has noticed since the last call."""
+    current = _source
+    if current is None:
+        return
+    for text in current.hub.take_warnings():
+        warn(text, stacklevel + 1)
+
+
+def warn(text: str, stacklevel: int = 2) -> None:
+    """Something works, but not as one would like."""
+    warnings.warn(text, EbbtideWarning, stacklevel=stacklevel + 1)
+
+
+def top_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """The saved-tensor hooks that apply now on this thread: pack and unpack of the innermost pair.
+
+    None, too, where PyTorch can't say, which is so before 2.8.
+    """
+    look = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    top: tuple[Callable[..., Any], Callable[..., Any]] | None = None if look is None else look(False)
+    return top
+
+
+def hooks_are_free() -> bool:
+    """Whether it is certain that nobody's saved-tensor hooks apply now, which ours would hide."""
+    return hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks") and top_hooks() is None

@@ -1,0 +1,240 @@
+"""Which modules of a model are its layers, and what is done with each.
+
+A layer is the unit that is swapped, recomputed or kept. Layers are found by themselves or named by patterns;
+a policy then gives each one a word. Everything here looks at a model once and changes nothing; it holds no
+state.
+
+**The rule by which layers are found.** A *container* is a `torch.nn.ModuleList` or `torch.nn.Sequential`.
+Children of one container that have parameters and share their class with another child of it are *repeated*.
+A repeated child is a layer, and nothing below it is looked at, so the outermost ones count. Two refinements:
+a repeated child that is itself a plain container (the stages of a ResNet) is looked into first and is a layer
+only if nothing is found inside; a repeated child without children of its own (the `Linear`s of a small head)
+is a layer only if the model has nothing larger that is repeated. All containers count: the layers of an
+encoder come first, then those of its decoder.
+
+**Patterns** name modules as `model.named_modules()` does. `*`, `?` and `[…]` stand within one part between
+two dots, so `"blocks.*"` is every block and not what is inside; `**` stands for any number of parts.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal, cast, get_args
+
+from torch import nn
+
+from ebbtide.errors import SettingError
+
+Word = Literal["swap", "keep", "recompute"]
+Policy = Word | Mapping[str, Word]
+WORDS: tuple[str, ...] = get_args(Word)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A module of the model that is treated as one."""
+
+    name: str
+    module: nn.Module
+    word: Word
+
+
+def plan(
+    model: nn.Module,
+    policy: Policy,
+    layers: Sequence[str] | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+) -> list[Layer]:
+    """The layers of `model` in the order of their registration, each with its word.
+
+    Raises `SettingError` for a policy or pattern that is wrong or matches nothing, and for layers inside of
+    each other.
+    """
+    known = dict(model.named_modules())
+    names = _named(known, layers) if layers is not None else find_layers(model)
+    names = _with_policy_names(known, names, policy)
+    if not names:
+        raise SettingError(
+            f"{type(model).__name__} has no repeated blocks in a ModuleList or Sequential",
+            'name its layers by patterns, layers=["encoder", "blocks.*"], or use `with ebbtide.torch.offload():`',
+        )
+    _refuse_nested(known, names)
+    words = _words(model, names, policy)
+    chosen = set(select(names, include, "include")) if include else set(names)
+    chosen -= set(select(names, exclude, "exclude"))
+    planned = [Layer(n, known[n], words[n] if n in chosen else "keep") for n in names]
+    _refuse_no_effect(planned, policy)
+    return planned
+
+
+# ---- finding
+
+
+def find_layers(model: nn.Module) -> list[str]:
+    """Names of the repeated blocks of `model`, by the rule at the top of this module; maybe none."""
+    return _blocks(model, "", leaves=False) or _blocks(model, "", leaves=True)
+
+
+def _blocks(module: nn.Module, prefix: str, *, leaves: bool) -> list[str]:
+    repeated = _repeated(module)
+    found: list[str] = []
+    for name, child in module.named_children():
+        full = prefix + name
+        if child not in repeated:
+            found += _blocks(child, full + ".", leaves=leaves)
+        elif type(child) in (nn.ModuleList, nn.Sequential):
+            found += _blocks(child, full + ".", leaves=leaves) or [full]
+        elif leaves or next(child.children(), None) is not None:
+            found.append(full)
+    return found
+
+
+def _repeated(module: nn.Module) -> set[nn.Module]:
+    """Children of a container that have parameters and whose class occurs at least twice in it."""
+    if not isinstance(module, (nn.ModuleList, nn.Sequential)):
+        return set()
+    children = [child for child in module if next(child.parameters(), None) is not None]
+    counts = Counter(_class(child) for child in children)
+    return {child for child in children if counts[_class(child)] >= 2}
+
+
+def _class(module: nn.Module) -> type:
+    return type(getattr(module, "_orig_mod", module))  # what torch.compile(block) wraps counts, not the wrapper
+
+
+# ---- naming
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern (see the top of this module) matches the whole of a module's name."""
+    return _parts_match(pattern.split("."), name.split("."))
+
+
+def _parts_match(pattern: list[str], name: list[str]) -> bool:
+    if not pattern:
+        return not name
+    if pattern[0] == "**":
+        return any(_parts_match(pattern[1:], name[i:]) for i in range(len(name) + 1))
+    return bool(name) and fnmatchcase(name[0], pattern[0]) and _parts_match(pattern[1:], name[1:])
+
+
+def select(names: Iterable[str], patterns: Sequence[str], what: str) -> list[str]:
+    """Those of `names` that one of the patterns matches, in their order.
+
+    Raises:
+        SettingError: A pattern matches none of them.
+    """
+    names = [name for name in names if name]
+    for pattern in patterns:
+        if not any(matches(pattern, name) for name in names):
+            raise SettingError(
+                f"the pattern {pattern!r} of {what} matches none of {_some(names)}", _nearest(pattern, names)
+            )
+    return [name for name in names if any(matches(pattern, name) for pattern in patterns)]
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:4])
+    return f"{shown} … ({len(names)} names)" if len(names) > 4 else shown or "no names at all"
+
+
+def _nearest(pattern: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.4)
+    meant = f"did you mean {' or '.join(near)}? " if near else ""
+    return (
+        meant
+        + "names are those of model.named_modules(); * stands within one part between dots, ** for any number of parts"
+    )
+
+
+def _named(known: Mapping[str, nn.Module], patterns: Sequence[str]) -> list[str]:
+    if not patterns:
+        raise SettingError("layers=[] names no layer", "leave layers= out to have them found, or name patterns")
+    return select(known, patterns, "layers=")
+
+
+def _with_policy_names(known: Mapping[str, nn.Module], names: list[str], policy: Policy) -> list[str]:
+    """The layers, and the modules that patterns of the policy name besides them, which win over those they touch."""
+    if not isinstance(policy, Mapping):
+        return names
+    strange = [p for p in policy if isinstance(p, str) and not any(matches(p, name) for name in names)]
+    named = select(known, strange, "policy")
+    wanted = {*named, *(name for name in names if not any(_touch(name, other) for other in named))}
+    return [name for name in known if name in wanted]
+
+
+def _touch(one: str, other: str) -> bool:
+    """Whether one of two modules is inside of the other, by their names."""
+    return (one + ".").startswith(other + ".") or (other + ".").startswith(one + ".")
+
+
+def _refuse_nested(known: Mapping[str, nn.Module], names: Sequence[str]) -> None:
+    layer_of = {known[name]: name for name in names}
+    for name in names:
+        inside = (module for module in known[name].modules() if module is not known[name])
+        for module in inside:
+            if module in layer_of:
+                raise SettingError(
+                    f"the layer {layer_of[module]} is inside of the layer {name}",
+                    "name one of the two: a layer's tensors are moved together",
+                )
+
+
+# ---- words
+
+
+def _words(model: nn.Module, names: Sequence[str], policy: Policy) -> dict[str, Word]:
+    if isinstance(policy, Mapping):
+        return _words_by_pattern(names, policy)
+    word = check_word(policy)
+    words = dict.fromkeys(names, word)
+    if not _used_again(model, names[-1]):
+        words[names[-1]] = "keep"
+    return words
+
+
+def _words_by_pattern(names: Sequence[str], policy: Mapping[str, Word]) -> dict[str, Word]:
+    if not policy:
+        raise SettingError("policy={} decides nothing", 'say policy="swap", or {pattern: word}')
+    words: dict[str, Word] = dict.fromkeys(names, "keep")
+    for pattern, word in policy.items():
+        if not isinstance(pattern, str):
+            raise SettingError(f"{pattern!r} is no pattern", "the keys of a policy are texts such as 'blocks.*'")
+        for name in select(names, [pattern], "policy"):
+            words[name] = check_word(word)
+    return words
+
+
+def _refuse_no_effect(planned: Sequence[Layer], policy: Policy) -> None:
+    """A single word that ends up with every layer kept was meant otherwise."""
+    if isinstance(policy, Mapping) or policy == "keep" or any(layer.word != "keep" for layer in planned):
+        return
+    last = planned[-1].name
+    raise SettingError(
+        f"policy={policy!r} would have no effect: the last layer ({last}) is kept, since its backward comes next, "
+        f"and there is no other among {len(planned)}",
+        f"name what you mean by a pattern: policy={{{last!r}: {policy!r}}}",
+    )
+
+
+def _used_again(model: nn.Module, name: str) -> bool:
+    """Whether a container lists this very module more than once, so that its last call isn't its only one."""
+    layer = model.get_submodule(name)
+    containers = (m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential)))
+    return any(sum(child is layer for child in container) >= 2 for container in containers)
+
+
+def check_word(word: object) -> Word:
+    """The word of a policy, or `SettingError`."""
+    if not isinstance(word, str) or word not in WORDS:
+        near = difflib.get_close_matches(str(word), WORDS, n=1)
+        said = f"did you mean {near[0]!r}? " if near else ""
+        raise SettingError(
+            f"{word!r} is no policy", f'{said}say "swap", "keep" or "recompute", or {{pattern: one of them}}'
+        )
+    return cast(Word, word)

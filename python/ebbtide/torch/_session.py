@@ -1,0 +1,295 @@
+"""Sessions: the layers of a model, swapped, recomputed or kept, step by step.
+
+    s = ebbtide.torch.session(model, "swap")
+    for x in data:
+        optimizer.zero_grad()
+        with s.step():
+            loss = model(x).mean()
+            loss.backward()
+        optimizer.step()
+    print(s.report())
+    s.close()
+
+Access: a session belongs to the thread that opened it. That thread makes the steps, verifies and closes; at
+most one step is running at a time. `stats`, `report`, `timeline` and `repr` may be called from anywhere.
+Hooks that find no step running, or run on another thread, do nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+import torch
+from torch import nn
+
+from ebbtide import _native
+from ebbtide.errors import PhaseError
+from ebbtide.torch import _layers, _places, _report, _stats
+from ebbtide.torch._hooks import Wiring
+from ebbtide.torch._settings import (
+    MIN_BYTES,
+    Selection,
+    Settings,
+    check_model,
+    check_numbers,
+    deciding,
+    folder,
+    split_selection,
+)
+from ebbtide.torch._step import Step
+from ebbtide.torch._verify import Verified, verify
+
+
+def session(
+    model: nn.Module,
+    policy: _layers.Policy = "swap",
+    tier: str | None = None,
+    *,
+    layers: str | Sequence[str] | None = None,
+    min_bytes: int = MIN_BYTES,
+    include: Selection | None = None,
+    exclude: Selection | None = None,
+    spill_dir: str | os.PathLike[str] | None = None,
+    host_bytes: int | None = None,
+    prefetch: int = 1,
+    timeline: bool = False,
+) -> Session:
+    """Opens a session: what the layers of `model` save is swapped, recomputed or kept in `with s.step():`.
+
+    On a CPU machine this also asks the C library, once for the process, to give large freed blocks back at
+    once; otherwise nobody would see the memory that is saved.
+
+    Args:
+        model: The model that is trained; not one that `torch.compile` returned (its blocks may be).
+        policy: `"swap"` or `"recompute"` for every layer but the last, whose backward comes next; `"keep"` for
+            none; or `{pattern: word}`, which decides exactly what it names and keeps the rest. Of patterns that
+            match the same layer the last one decides. A pattern may also name modules that were no layers so
+            far, which makes them layers.
+        tier: Where swapped activations go. `"file"`: an unnamed file in `spill_dir`; on accelerators pinned host
+            memory comes first. `"host"`: host memory only. None: as `"file"`.
+        layers: Patterns of the modules that are the layers, instead of the repeated blocks of the model's
+            `ModuleList`s and `Sequential`s. `ebbtide.torch._layers` has the rule, and what a pattern is.
+        min_bytes: Tensors of fewer bytes stay.
+        include: Patterns of layers, functions `f(tensor) -> bool` that are asked about each tensor once, or a
+            list of both. What is not included is kept.
+        exclude: The same for what is kept.
+        spill_dir: Folder of the spill file, with room for all that backward needs; None: the system's temporary
+            folder.
+        host_bytes: The most bytes of host memory to use; None: what the machine can spare.
+        prefetch: How many groups are loaded ahead of backward.
+        timeline: Whether to record what is copied when, for `Session.timeline`.
+
+    Returns:
+        The open session. It belongs to this thread.
+
+    Raises:
+        SettingError: Something of this is wrong, matches nothing or can have no effect. Nothing has changed.
+
+    Example:
+        >>> s = ebbtide.torch.session(model, {"blocks.*": "swap", "blocks.0": "recompute"}, spill_dir="/mnt/nvme")
+        >>> with s.step():
+        ...     loss = model(x).mean()
+        >>> loss.backward()
+        >>> print(s.report())
+    """
+    check_model(model)
+    check_numbers(min_bytes=min_bytes, host_bytes=host_bytes, prefetch=prefetch)
+    included, asked = split_selection(include, "include")
+    excluded, refused = split_selection(exclude, "exclude")
+    named = [layers] if isinstance(layers, str) else layers
+    planned = _layers.plan(model, policy, named, included, excluded)
+    source = _stats.open_source(
+        tier=tier, spill_dir=folder(spill_dir), host_bytes=host_bytes, prefetch=prefetch, timeline=timeline
+    )
+    return Session(model, planned, source, Settings(min_bytes, deciding(asked, refused)))
+
+
+class Session:
+    """An open session; made by `session()`.
+
+    `policy` maps the layers' names to `"swap"`, `"keep"` or `"recompute"`, in order. Usable as a context that
+    closes it. A session that is dropped takes its hooks off the model by itself, and so does a model that is
+    dropped.
+    """
+
+    def __init__(
+        self, model: nn.Module, layers: list[_layers.Layer], source: _stats.Source, settings: Settings
+    ) -> None:
+        self.policy: Mapping[str, _layers.Word] = {layer.name: layer.word for layer in layers}
+        self._model = weakref.ref(model)
+        self._model_name = type(model).__name__
+        self._source = source
+        self._settings = settings
+        self._thread = threading.get_ident()
+        self._thread_name = threading.current_thread().name
+        self._running: Step | None = None
+        self._steps = 0
+        self._entered = False
+        self._places = _places.Places(_places.Meter(next(model.parameters()).device))
+        if self._places.meter.device.type == "cpu":
+            _native.return_freed_memory()
+        self._wiring = Wiring(weakref.ref(self), layers)
+        self._finalizer = weakref.finalize(self, _drop, self._wiring, source)
+        self._finalizer.atexit = False
+
+    # ---- steps
+
+    def step(self) -> Step:
+        """A new step, for `with s.step():` around the forward of one pass.
+
+        Backward may run inside or after it. Micro-batches take a step each.
+
+        Raises:
+            PhaseError: A step is running, this is not the session's thread, the session is closed, or its model
+                is gone.
+        """
+        self._check_usable("step()")
+        return Step(self)
+
+    def running_step(self) -> Step | None:
+        """The step that this thread is in."""
+        running = self._running
+        return running if running is not None and threading.get_ident() == self._thread else None
+
+    def _begin(self, step: Step) -> tuple[int, list[torch.Tensor]]:
+        """A step is entered: its number, and the tensors that never move."""
+        model = self._check_usable("a step")
+        self._steps += 1
+        self._running = step
+        self._places.mark(_places.BETWEEN)
+        return self._steps, [*model.parameters(), *model.buffers()]
+
+    def _end(self, step: Step, *, done: bool) -> None:
+        """A step is left; one that did not get to its end is given up."""
+        self._running = None
+        self._places.mark(_places.OUTSIDE)
+        if done:
+            self._source.counted["steps"] += 1
+        else:
+            self._source.hub.abandon(step.number)
+
+    def _check_usable(self, what: str) -> nn.Module:
+        if not self._finalizer.alive:
+            raise PhaseError(
+                f"{what} of a session that is closed", "open a new one with ebbtide.torch.session(model, …)"
+            )
+        if threading.get_ident() != self._thread:
+            raise PhaseError(
+                f"{what} on thread {threading.current_thread().name}: the session belongs to {self._thread_name}, "
+                "which opened it",
+                "open a session in each thread that trains",
+            )
+        if self._running is not None:
+            raise PhaseError(
+                f"{what} inside of step {self._running.number}, which is still running",
+                "leave its `with` first; micro-batches take one step each, one after the other",
+            )
+        model = self._model()
+        if model is None:
+            raise PhaseError(
+                f"{what} of a session whose model ({self._model_name}) is gone", "open one on the new model"
+            )
+        return model
+
+    # ---- what it did
+
+    def stats(self) -> dict[str, int | float]:
+        """What this session did since it was opened, by name; sizes in bytes.
+
+        `ebbtide.torch.stats()` has the same keys for the whole process.
+
+        * `bytes_out`, `bytes_in`, `tensors_out`: moved to the tier and back.
+        * `live_bytes`: of saved tensors that are on the device now. `bytes_held`: in the tier now.
+        * `missed_prefetches`: groups that were needed before anybody had started to load them.
+        * `wait_ms`: time in which the training thread waited for copies.
+        * `not_freed_bytes`, `not_freed_tensors`: copied but not freed: still referenced by something else.
+        * `steps`: those that ended without an exception. `layer_calls`: calls of layers in steps, of which
+          `left_to_checkpoint` ran inside of `torch.utils.checkpoint` or a backward, and `left_without_grad` without
+          gradients. `tensors_kept`: of swapped layers, but parameters, buffers, small or excluded.
+        * `active_groups`: layers, in passes, that backward has not been through. `merged_views`: saved tensors
+          that share bytes with one that was saved before. `host_allocated_bytes`, `host_in_use_bytes`: host
+          memory of the tiers.
+        """
+        return self._source.stats()
+
+    def report(self) -> str:
+        """A table for people: what moved, what was waited for, where memory was highest.
+
+        If nothing moved it says why. What "reached" means is told in `ebbtide.torch._places`.
+        """
+        return _report.table(self._model_name, self.policy, self._source, self._settings.min_bytes, self._places)
+
+    def __repr__(self) -> str:
+        state = "" if self._finalizer.alive else ", closed"
+        return f"<ebbtide session of {self._model_name}: {_report.counts(self.policy)}, {self._steps} steps{state}>"
+
+    def timeline(self, file: str | os.PathLike[str]) -> int:
+        """Writes what was copied when as Chrome trace JSON, which Perfetto shows; returns the number of events.
+
+        Raises:
+            SettingError: The session was opened without `timeline=True`, or the file can't be written.
+        """
+        return self._source.hub.write_timeline(os.fspath(file))
+
+    def verify(self, step_fn: Callable[[], object]) -> Verified:
+        """Runs steps plain and through this session, from the same state, and compares bits and memory.
+
+        Two of each kind; results of all are compared, memory and time of the second ones. Parameters, buffers,
+        gradients and random generators are afterwards as they were. Takes memory for copies of parameters,
+        buffers and gradients.
+
+        Args:
+            step_fn: Runs forward on your data, the same each time, and returns the loss, a tensor of one element.
+                Backward is run by `verify` unless `step_fn` has done so. It must not run the optimizer.
+
+        Raises:
+            SettingError: `step_fn` changed parameters or returned no loss. What `step_fn` raises comes through.
+
+        Example:
+            >>> print(s.verify(lambda: model(x).mean()))
+        """
+        return verify(self, self._check_usable("verify()"), step_fn)
+
+    # ---- the end
+
+    def close(self) -> None:
+        """Takes every hook off the model and gives back what the session holds; the second time nothing.
+
+        Close after backward: a graph whose tensors are away can't run it any more.
+
+        Raises:
+            PhaseError: A step is running.
+        """
+        if self._running is not None:
+            raise PhaseError(f"close() inside of step {self._running.number}", "leave its `with` first")
+        if self._finalizer.detach() is not None:
+            self._wiring.remove()
+            _stats.retire(self._source, close=True)
+
+    def __enter__(self) -> Session:
+        self._check_usable("`with`")
+        if self._entered:
+            raise PhaseError(
+                "this session was entered before",
+                "use `with s.step():` for a step; `with s:` closes it at the end",
+            )
+        self._entered = True
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _drop(wiring: Wiring, source: _stats.Source) -> None:
+    """What a session leaves that is dropped without `close`: graphs may still wait for their backward."""
+    wiring.remove()
+    _stats.retire(source, close=False)

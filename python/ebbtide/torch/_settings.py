@@ -1,0 +1,97 @@
+"""Settings that users give: what is wrong with them is said before anything is opened. No state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ebbtide.errors import SettingError
+
+Predicate = Callable[[torch.Tensor], bool]
+Selection = str | Predicate | Sequence[str | Predicate]
+MIN_BYTES = 4096  # a page: less than that does not go back to the system
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Which tensors of a swapped layer may move."""
+
+    min_bytes: int
+    decide: Predicate | None
+
+
+def check_model(model: object) -> None:
+    """Refuses what can't be trained, or has no layers to hang on to."""
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"session() got a {type(model).__name__}, not a torch.nn.Module", "pass the model itself")
+    if (hasattr(model, "_orig_mod") and hasattr(model, "dynamo_ctx")) or model._compiled_call_impl is not None:
+        raise SettingError(
+            "the model as a whole is under torch.compile, which leaves no layers to hang on to",
+            "open the session on the plain model and compile its blocks: block = torch.compile(block)",
+        )
+    first = next(model.parameters(), None)
+    if first is None:
+        raise SettingError(
+            f"{type(model).__name__} has no parameters, so there is nothing to train",
+            "pass the model that is trained, or put `with ebbtide.torch.offload():` around code",
+        )
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise SettingError(
+                f"{name} is on the meta device, without memory", "materialise the model first (to_empty)"
+            )
+
+
+def check_numbers(**numbers: object) -> None:
+    """Refuses what is no whole number from 0 on; host_bytes may be None."""
+    for name, value in numbers.items():
+        if value is None and name == "host_bytes":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise SettingError(f"{name}={value!r} is a {type(value).__name__}", f"{name} takes a whole number")
+        if value < 0:
+            raise SettingError(f"{name}={value} is negative", f"{name} takes a whole number from 0 on")
+
+
+def folder(path: str | os.PathLike[str] | None) -> str | None:
+    """A spill folder as the native module takes it."""
+    if path is None:
+        return None
+    if not isinstance(path, (str, os.PathLike)):
+        raise SettingError(f"spill_dir={path!r} is a {type(path).__name__}", "spill_dir takes the path of a folder")
+    return os.fspath(path)
+
+
+def split_selection(selection: object, what: str) -> tuple[list[str], list[Predicate]]:
+    """The patterns and the functions of `include=` or `exclude=`."""
+    if selection is None:
+        return [], []
+    items: list[Any] = [selection]
+    if isinstance(selection, Iterable) and not isinstance(selection, str):
+        items = list(selection)
+    for item in items:
+        if not isinstance(item, str) and not callable(item):
+            raise SettingError(
+                f"{what}= has {item!r}, a {type(item).__name__}",
+                "it takes patterns of layers and functions of a tensor; for a size there is min_bytes=",
+            )
+    if not items:
+        raise SettingError(f"{what}={selection!r} is empty", f"leave {what}= out, or name something")
+    return [item for item in items if isinstance(item, str)], [item for item in items if not isinstance(item, str)]
+
+
+def deciding(include: Sequence[Predicate], exclude: Sequence[Predicate]) -> Predicate | None:
+    """One question about a tensor that puts all of them; None if there are none."""
+    if not include and not exclude:
+        return None
+
+    def decide(tensor: torch.Tensor) -> bool:
+        wanted = not include or any(ask(tensor) for ask in include)
+        return wanted and not any(ask(tensor) for ask in exclude)
+
+    return decide

@@ -1,0 +1,249 @@
+"""One step: what the layers of a session save between `with s.step():` and its end, in one pass.
+
+A layer's forward runs under a pair of saved-tensor hooks of its own: a `Packer` and `unpack` of the native
+module. The group that the packer fills is opened at the first tensor that may move. When the forward ends the
+group's offload is started, then the offload of the layer before is waited for, so at most two layers'
+activations are in memory. Backward needs
+nothing from here: `unpack` brings a group home and starts loading the next one.
+
+Access: a step belongs to the thread of its session, and so do its methods, but for `_gradient_came`, which
+autograd's threads call. A step is entered once. Everything it holds is let go of at its end: graphs refer to
+groups, never to steps.
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ebbtide import _native
+from ebbtide.errors import EbbtideError, EbbtideWarning, PhaseError, SettingError
+from ebbtide.torch import _places
+from ebbtide.torch._hooks import left_alone
+
+if TYPE_CHECKING:
+    from ebbtide.torch._session import Session
+
+
+class Region:
+    """Where one call's saved tensors go: opens its group when the first one asks for it."""
+
+    def __init__(self, hub: _native.Hub, name: str, number: int) -> None:
+        self.hub = hub
+        self._name = name
+        self._number = number
+        self.group: _native.Group | None = None
+
+    def open(self) -> _native.Group:
+        self.group = self.hub.open(self._name, self._number)
+        return self.group
+
+
+class _Call:
+    """A call of a layer that is under way. Without `packer` nothing is swapped in it."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+        self.region: Region | None = None
+        self.packer: _native.Packer | None = None
+        self.hooks: saved_tensors_hooks | None = None
+
+    def close(self) -> None:
+        """Takes the hooks off autograd's stack, once."""
+        hooks, self.hooks = self.hooks, None
+        if hooks is not None:
+            hooks.__exit__()
+
+
+class Step:
+    """A step of a session; made by `Session.step()`, entered once with `with`.
+
+    `number` counts the steps of a session from 1. Backward may run inside or after it. A step that an
+    exception leaves is
+    given up: its graph can't run backward any more, everything it moved is forgotten, and the next step is as
+        if it had never been.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.number = 0
+        self._calls: list[_Call] = []
+        self._called: dict[str, int] = {}
+        self._before: _native.Group | None = None  # the layer before's, whose offload was started
+        self._keep: _native.Keep | None = None
+
+    def __repr__(self) -> str:
+        return f"<step {self.number or 'not entered yet'} of {self._session!r}>"
+
+    def __enter__(self) -> Step:
+        if self.number:
+            raise PhaseError(
+                f"step {self.number} was entered before", "take a new one from session.step() for each pass"
+            )
+        self.number, tensors = self._session._begin(self)
+        try:
+            self._keep = _native.Keep(tensors)
+        except BaseException:
+            self._session._end(self, done=False)
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        done = False
+        try:
+            left = self._unwind()
+            if kind is None:
+                self._settle(left)
+                done = True
+        finally:
+            self._before = self._keep = None
+            self._session._end(self, done=done)
+        if kind is None:
+            self._warn()
+        elif refused := refused_by_transform(error):
+            raise refused from error
+
+    # ---- called by the hooks of layers
+
+    def enter(self, layer: nn.Module, name: str) -> None:
+        """A layer's forward begins."""
+        self._session._places.mark(_places.LAYERS)
+        call = _Call(layer)
+        self._calls.append(call)
+        counted = self._session._source.counted
+        counted["layer_calls"] += 1
+        why = left_alone()
+        if why is not None:
+            counted[why] += 1
+        elif self._session.policy[name] == "swap":
+            self._swap(call, self._numbered(name))
+
+    def leave(self, layer: nn.Module, output: object) -> None:
+        """A layer's forward ended, by return or exception."""
+        if not self._calls or self._calls[-1].layer is not layer:
+            return  # its pre-hook did not run inside of this step
+        call = self._calls.pop()
+        call.close()
+        self._session._places.mark(_places.HEAD)
+        self._watch_gradient(output)
+        self._offload(call)
+
+    # ---- parts
+
+    def _numbered(self, name: str) -> str:
+        """A group's name: that of the layer, with a number from the second call in this step on."""
+        count = self._called[name] = self._called.get(name, 0) + 1
+        return name if count == 1 else f"{name}#{count}"
+
+    def _swap(self, call: _Call, name: str) -> None:
+        settings = self._session._settings
+        call.region = Region(self._session._source.hub, name, self.number)
+        call.packer = _native.Packer(
+            find=call.region.open,
+            keep=self._keep,
+            min_bytes=settings.min_bytes,
+            decide=settings.decide,
+        )
+        call.hooks = push_hooks(call.packer)
+
+    def _offload(self, call: _Call) -> None:
+        """Starts a call's offload, and waits for the one before."""
+        if call.packer is not None:
+            self._session._source.counted["tensors_kept"] += call.packer.kept
+        before, self._before = self._before, call.region.group if call.region else None
+        if self._before is not None:
+            self._before.start_offload()
+        wait_offload(before)
+
+    def _watch_gradient(self, output: object) -> None:
+        """Tells where memory is from the moment on when backward reaches this layer."""
+        tensor = next(_tensors(output), None)
+        if tensor is not None and tensor.grad_fn is not None and left_alone() is None:
+            tensor.register_hook(_GradientCame(self._session._places))
+
+    def _unwind(self) -> list[_Call]:
+        """Hooks that are still on autograd's stack come off: a KeyboardInterrupt runs no forward hooks."""
+        left, self._calls = self._calls[::-1], []
+        for call in left:
+            call.close()
+        return left
+
+    def _settle(self, left: list[_Call]) -> None:
+        """The step ended well. Calls may be left over all the same, if it caught an interrupt itself."""
+        for call in left:
+            self._offload(call)
+        before, self._before = self._before, None
+        wait_offload(before)
+
+    def _warn(self) -> None:
+        for text in self._session._source.hub.take_warnings():
+            warnings.warn(text, EbbtideWarning, stacklevel=3)
+
+
+class _GradientCame:
+    """Tensor hook: the gradient of a layer's output has been computed."""
+
+    def __init__(self, places: _places.Places) -> None:
+        self._places = weakref.ref(places)
+
+    def __call__(self, _: torch.Tensor) -> None:
+        places = self._places()
+        if places is not None:
+            places.mark(_places.BACKWARD)
+
+
+def _tensors(output: object) -> Iterator[torch.Tensor]:
+    """Tensors of a layer's output that a gradient will come to; tuples, lists and dicts are looked into."""
+    if isinstance(output, torch.Tensor):
+        if output.requires_grad:
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from _tensors(value)
+
+
+def wait_offload(group: _native.Group | None) -> None:
+    """Waits for an offload, unless backward came before its end or nobody needs it any more."""
+    if group is not None and group.phase == "offloading":
+        group.wait_offload()
+
+
+def push_hooks(packer: Callable[[torch.Tensor], object]) -> saved_tensors_hooks:
+    """Puts a packer on this thread's stack of saved-tensor hooks; `__exit__` of the result takes it off."""
+    hooks = saved_tensors_hooks(packer, _native.unpack)
+    try:
+        hooks.__enter__()
+    except RuntimeError as error:
+        refused = refused_by_transform(error)
+        if refused is None:
+            raise
+        raise refused from error
+    return hooks
+
+
+def refused_by_transform(error: BaseException | None) -> EbbtideError | None:
+    """Our words for PyTorch's refusal of hooks under `torch.func` transforms; None for other errors."""
+    if not isinstance(error, RuntimeError) or isinstance(error, EbbtideError):
+        return None
+    if "saved tensor hooks" not in str(error) and "saved tensors hooks" not in str(error):
+        return None
+    return SettingError(
+        f"a functional transform met a swapped layer ({str(error).splitlines()[0]})",
+        "run torch.func.grad, vjp, jacrev and hessian outside of swapped layers and of offload(): keep that layer "
+        '(policy={"its.name": "keep", …}), or use torch.autograd.grad inside of it, which works',
+    )

@@ -1,0 +1,1 @@
+"""Exactness: a training step under swap gives the bits of plain torch, compared byte for byte."""
