@@ -6,7 +6,9 @@ Nothing in here is needed to use ebbtide; the examples show that.
 from __future__ import annotations
 
 import argparse
+import importlib
 import itertools
+import math
 import multiprocessing
 import statistics
 import time
@@ -57,8 +59,7 @@ def _in_process(train: Train, swap: bool, args: argparse.Namespace) -> dict[str,
 
 
 def _measure(train: Train, swap: bool, args: argparse.Namespace, answer: Connection) -> None:
-    import torch._dynamo  # optimizers load it, and its memory is not the training's
-
+    importlib.import_module("torch._dynamo")  # optimizers load it; its memory is not the training's
     start = _memory("VmRSS")
     losses, times = [], []
     for loss in train(swap, args):
@@ -66,7 +67,8 @@ def _measure(train: Train, swap: bool, args: argparse.Namespace, answer: Connect
         times.append(time.perf_counter())
     peak = _memory("VmHWM")
     # Without the first step, which also builds the model.
-    seconds = statistics.median(end - begin for begin, end in itertools.pairwise(times))
+    gaps = [end - begin for begin, end in itertools.pairwise(times)]
+    seconds = statistics.median(gaps) if gaps else math.nan
     answer.send({"start": start, "peak": peak, "training": peak - start, "losses": losses, "seconds": seconds})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -184,6 +185,8 @@ def swapped(plan: Plan) -> tuple[list[torch.Tensor], dict[str, int | float]]:
     model = new_model(plan)
     with scheduled(plan), ebbtide.torch.session(model, "swap", **plan.settings) as session:
         seen = train(plan, session, model)
+        # What a planned exception has left refers to itself.
+        gc.collect()
         session._source.hub.collect()
         return seen, session.stats()
 

@@ -38,6 +38,11 @@ class Block(nn.Module):
 class Gpt(nn.Module):
     """Blocks between an embedding and a head. `table` makes every block save one shared tensor."""
 
+    embed: nn.Embedding
+    blocks: nn.ModuleList
+    head: nn.Linear
+    table: torch.Tensor | None
+
     def __init__(self, layers: int = 4, *, table: bool = False, dropout: float = 0.1) -> None:
         super().__init__()
         self.embed = nn.Embedding(50, WIDTH)

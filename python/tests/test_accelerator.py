@@ -286,9 +286,6 @@ def test_what_is_changed_during_its_copy_is_told(hub: Hub) -> None:
     group.start_offload()
     y.detach().zero_()
     group.wait_offload()
-    # That was a race, and the program's own.
-    assert fake.reports()
-    fake.clear_reports()
     with pytest.raises(ChangedError):
         loss.backward()
     (grad,) = torch.autograd.grad((z * z).sum(), z)

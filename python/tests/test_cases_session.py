@@ -49,7 +49,7 @@ def raise_planned(*_: object) -> None:
 
 
 def in_forward(s: ebbtide.torch.Session, model: Gpt) -> None:
-    handle = model.blocks[2].norm1.register_forward_pre_hook(raise_planned)
+    handle = model.get_submodule("blocks.2.norm1").register_forward_pre_hook(raise_planned)
     try:
         with s.step():
             loss_of(model)
@@ -156,7 +156,7 @@ def test_c10_c26_what_is_caught_inside_of_the_step(error: type[BaseException]) -
     with ebbtide.torch.session(model) as s:
         model.zero_grad()
         with s.step():
-            with hooked(model.blocks[1].drop, raise_planned), pytest.raises(error):
+            with hooked(model.get_submodule("blocks.1.drop"), raise_planned), pytest.raises(error):
                 loss_of(model)
             loss = loss_of(model)
         loss.backward()
@@ -190,7 +190,7 @@ def test_c26_interrupted_in_a_forward(interrupt: type[BaseException]) -> None:
         raise interrupt
 
     with ebbtide.torch.session(model) as s:
-        for module in (model.blocks[1].norm2, model.blocks[1], model.head):
+        for module in (model.get_submodule("blocks.1.norm2"), model.blocks[1], model.head):
             with pytest.raises(interrupt), hooked(module, stop), s.step():
                 loss_of(model)
             assert_clean(s)
@@ -248,14 +248,15 @@ class Changed(nn.Module):
 
 @pytest.mark.parametrize("where", [0, 1])
 def test_c7_changed_in_place_after_it_was_saved(where: int) -> None:
-    model = Chain(Changed(), Changed())
+    layers = [Changed(), Changed()]
+    model = Chain(*layers)
     x = torch.ones(4096)
     with ebbtide.torch.session(model, {"layers.0": "swap"}) as s:
-        model.layers[where].change = True
+        layers[where].change = True
         with pytest.raises(RuntimeError) as caught, s.step():
             model(x).sum().backward()
         assert isinstance(caught.value, ChangedError) or where == 1
-        model.layers[where].change = False
+        layers[where].change = False
         del caught
         with s.step():
             model(x).sum().backward()
@@ -270,7 +271,7 @@ def test_c7_changed_between_forward_and_backward() -> None:
         seen.append(output)
 
     with ebbtide.torch.session(model, min_bytes=0) as s:
-        with hooked(model.blocks[0].up, keep), s.step():
+        with hooked(model.get_submodule("blocks.0.up"), keep), s.step():
             loss = loss_of(model)
         with torch.no_grad():
             seen[0].mul_(2)
@@ -301,7 +302,7 @@ def test_c19_what_somebody_else_holds_is_counted() -> None:
     with ebbtide.torch.session(model, min_bytes=0) as s:
         stepped(s, model)
         before = s.stats()["not_freed_bytes"]
-        with hooked(model.blocks[0].up, lambda _m, _i, output: held.append(output)):
+        with hooked(model.get_submodule("blocks.0.up"), lambda _m, _i, output: held.append(output)):
             got = stepped(s, model)
         more = s.stats()["not_freed_bytes"] - before
         assert more >= held[0].nbytes
@@ -361,7 +362,7 @@ def test_c20_what_works_inside_of_a_layer(how: str) -> None:
 
 def test_c20_func_grad_around_a_session_s_model() -> None:
     model = Chain(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)))
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
 
     def loss(parameters: dict[str, torch.Tensor]) -> torch.Tensor:
         return torch.func.functional_call(model, parameters, (torch.ones(2, 64),)).sum()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ from torch import nn
 import ebbtide.torch
 from ebbtide import PhaseError, SettingError
 from ebbtide.torch import (
+    ActivationWrapper,
     CheckpointPolicy,
     Region,
     SwapManager,
@@ -59,6 +61,12 @@ def manager() -> SwapManager:
 
 def swapped(count: int = 4) -> nn.Sequential:
     return wire(wrapped(layers(count), swap_wrapper))
+
+
+def inner_of(layer: nn.Module) -> nn.Module:
+    """What a wrapper wraps."""
+    assert isinstance(layer, ActivationWrapper)
+    return layer._inner
 
 
 def all_away(manager: SwapManager, name: str) -> None:
@@ -265,7 +273,7 @@ def test_m4_two_layers_are_resident_and_the_group_is_current(manager: SwapManage
         seen.append((manager.get_current_group_name(), away))
 
     for layer in model:
-        layer._inner.register_forward_hook(look)
+        inner_of(layer).register_forward_hook(look)
     reference = step(layers(5))
     assert_equal(step(model), reference)
     names = [name for name, _ in seen]
@@ -286,7 +294,7 @@ def test_m4_the_group_ends_with_an_exception(manager: SwapManager) -> None:
         if fail[0]:
             raise ValueError("in the third layer")
 
-    model[2]._inner.register_forward_hook(break_off)
+    inner_of(model[2]).register_forward_hook(break_off)
     for _ in range(3):
         fail[0] = True
         with pytest.raises(ValueError, match="third"):
@@ -308,7 +316,7 @@ def test_m4_also_after_an_interrupt(manager: SwapManager) -> None:
         if interrupt[0]:
             raise KeyboardInterrupt
 
-    model[1].up.register_forward_hook(interrupted)
+    model[1].get_submodule("up").register_forward_hook(interrupted)
     with pytest.raises(KeyboardInterrupt):
         step(model)
     assert manager.get_current_group_name() is None
@@ -336,7 +344,8 @@ def test_m5_recomputation_leaves_groups_alone(manager: SwapManager) -> None:
             self.layers = model
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.utils.checkpoint.checkpoint(self.layers, x, use_reentrant=False)
+            y: torch.Tensor = torch.utils.checkpoint.checkpoint(self.layers, x, use_reentrant=False)
+            return y
 
     assert_equal(step(Whole()), reference)
     assert moved() == (0, 0)
@@ -374,9 +383,9 @@ def test_m5_without_signals_everything_is_loaded_on_demand(manager: SwapManager)
     loss = model(x).square().mean()
     for layer in model:
         manager.unregister_forward_prefetch_hooks(layer)
-    for layer in manager._layers._layers.values():
-        if layer.latest is not None:
-            layer.latest._begun = True  # as if the gradient's hooks never fired
+    for declared in manager._layers._layers.values():
+        if declared.latest is not None:
+            declared.latest._begun = True  # as if the gradient's hooks never fired
     loss.backward()
     assert_equal(gradients(model, x, loss), reference)
     assert held() == (0, 0)
@@ -632,7 +641,8 @@ class Named(Block):
     def forward(self, x: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
         hidden = ebbtide.torch.swap_tensor_wrapper(self.up(self.norm2(x)), "up")
         wide = ebbtide.torch.swap_tensor_wrapper({"gelu": nn.functional.gelu(hidden)})["gelu"]
-        return x + self.drop(self.down(wide))
+        y: torch.Tensor = x + self.drop(self.down(wide))
+        return y
 
 
 def test_m4_tensors_by_name_leave_with_their_layer(manager: SwapManager) -> None:
@@ -646,3 +656,31 @@ def test_m4_tensors_by_name_leave_with_their_layer(manager: SwapManager) -> None
         assert after["bytes_out"] - before["bytes_out"] == 6 * 4 * 16 * 4 * WIDTH * 4
         assert after["not_freed_tensors"] == 0
     assert (manager.active_group_count(), held()) == (0, (0, 0))
+
+
+def test_c25_a_forked_child_starts_afresh(manager: SwapManager) -> None:
+    x = sample()
+    with manager.group_context("parent"):
+        y = swap(lambda t: t.exp().sum(), x)
+    all_away(manager, "parent")
+    torch.set_num_threads(1)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            assert manager.active_group_count() == 0
+            assert manager.get_current_group_name() is None
+            z = sample(5)
+            with manager.group_context("child"):
+                loss = swap(lambda t: t.exp().sum(), z)
+            all_away(manager, "child")
+            with torch.autograd.set_multithreading_enabled(False):
+                loss.backward()
+            assert torch.equal(z.grad, z.exp())  # type: ignore[arg-type]
+            assert moved()[0] > 0
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitpid(child, 0)[1] == 0
+    y.backward()
+    assert torch.equal(x.grad, x.exp())  # type: ignore[arg-type]

@@ -738,14 +738,41 @@ def test_p2_a_pool_outlives_hubs_and_hubs_outlive_pools() -> None:
             assert pool.total_allocated == 0
 
 
+def test_p2_what_autograd_saves_may_go_to_a_pool() -> None:
+    hub = _native.Hub(tier="host")
+    pool = hub.pool(4 * MIB)
+    x, y = tensor(1, MIB // 4), tensor(2, MIB // 4)
+    group = hub.open("layer", 1)
+    handles = [_native.Packer(group, pool=pool)(x.clone())]
+    marked = y.clone()
+    saved = group.mark(marked, "y", pool=pool)
+    handles += [_native.Packer(group, marked_only=True)(marked), _native.Packer(group)(tensor(3, MIB // 4))]
+    del marked
+    group.start_offload()
+    group.wait_offload()
+    assert (saved.state, pool.total_allocated) == ("host", 2 * MIB)
+    assert same(_native.unpack(handles[0]), x)
+    assert same(_native.unpack(handles[1]), y)
+    handles.clear()
+    nothing_left(hub)
+    assert pool.shrink() == 2 * MIB
+
+
 def test_c17_a_pool_without_effect_is_a_setting_error() -> None:
     hub = _native.Hub(tier="file")
     pool = hub.pool(MIB)
     pool.release(pool.acquire(1000))
     group = hub.open("layer", 1)
-    with pytest.raises(SettingError, match="a pool has no effect"):
-        named(group, tensor(1), pool)
+    x = tensor(1)
+    for use in (
+        lambda: named(group, x, pool),
+        lambda: group.mark(x, "x", pool=pool),
+        lambda: _native.Packer(group, pool=pool)(x),
+    ):
+        with pytest.raises(SettingError, match="a pool has no effect"):
+            use()
     group.close()
+    nothing_left(hub)
 
 
 # The file tier lends torch's memory.

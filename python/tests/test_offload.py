@@ -129,7 +129,7 @@ def test_bad_settings() -> None:
         ({"spill_dir": "/nowhere/at/all"}, "/nowhere"),
     ):
         with pytest.raises(SettingError, match=text):
-            ebbtide.torch.offload(**settings)  # type: ignore[arg-type]
+            ebbtide.torch.offload(**settings)
     again = ebbtide.torch.offload()
     with again, pytest.raises(PhaseError, match="entered already"), again:
         pass

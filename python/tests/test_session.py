@@ -22,6 +22,7 @@ from session_models import (
     hooks_on,
     loss_of,
     plain,
+    result,
     stepped,
     tokens,
 )
@@ -59,16 +60,15 @@ def test_bad_models() -> None:
         ebbtide.torch.session(nn.Sequential(nn.ReLU(), nn.ReLU()))
     with pytest.raises(SettingError, match=r"not a torch.nn.Module"):
         ebbtide.torch.session([nn.Linear(1, 1)])  # type: ignore[arg-type]
-    with torch.device("meta"):
-        on_meta = Gpt(2)
     with pytest.raises(SettingError, match="meta device"):
-        ebbtide.torch.session(on_meta)
+        ebbtide.torch.session(Gpt(2).to("meta"))
 
 
 def test_w10_a_compiled_model_is_refused() -> None:
-    for compiled in (torch.compile(gpt()), gpt()):
-        if not hasattr(compiled, "_orig_mod"):
-            compiled.compile()
+    in_place = gpt()
+    in_place.compile()
+    wrapped: Any = torch.compile(gpt())
+    for compiled in (in_place, wrapped):
         with pytest.raises(SettingError, match="compile its blocks"):
             ebbtide.torch.session(compiled)
 
@@ -136,6 +136,19 @@ def test_a_copied_model_is_not_the_session_s(policy: Any) -> None:
             assert s.stats()["layer_calls"] == before
 
 
+def test_a_session_that_fails_to_open_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = gpt()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("no hooks here")
+
+    monkeypatch.setattr(model.blocks[2], "register_forward_hook", refuse)
+    open_before = len(_stats._sources)
+    with pytest.raises(RuntimeError, match="no hooks here"):
+        ebbtide.torch.session(model, "recompute")
+    assert (hooks_on(model), len(_stats._sources)) == (0, open_before)
+
+
 def test_two_sessions_on_one_model_take_turns() -> None:
     model = gpt()
     expected = plain(model)
@@ -191,19 +204,23 @@ def test_hooks_do_nothing_outside_of_steps_and_on_other_threads() -> None:
     model = gpt()
     expected = plain(model)
     with ebbtide.torch.session(model) as s:
-        torch.manual_seed(1)
-        loss_of(model).backward()
-        got: list[Any] = []
+        got = [trained_once(model)]
         with s.step():
-            thread = threading.Thread(target=lambda: got.append(plain_here(model)))
+            thread = threading.Thread(target=lambda: got.append(trained_once(model)))
             thread.start()
             thread.join()
         assert s.stats()["layer_calls"] == 0
-    assert_same(got[0], expected)
+    assert len(got) == 2
+    for found in got:
+        assert_same(found, expected)
 
 
-def plain_here(model: nn.Module) -> dict[str, torch.Tensor]:
-    return plain(model)
+def trained_once(model: nn.Module) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    torch.manual_seed(1)
+    loss = loss_of(model)
+    loss.backward()
+    return result(model, loss)
 
 
 def test_errors_are_the_package_s_own() -> None:
@@ -335,7 +352,8 @@ def test_nothing_is_kept_alive_by_a_session_that_is_closed() -> None:
     s = ebbtide.torch.session(model)
     stepped(s, model)
     s.close()
-    references = [weakref.ref(s), weakref.ref(s._source)]
+    session, source = weakref.ref(s), weakref.ref(s._source)
     del s
     gc.collect()
-    assert [reference() for reference in references] == [None, None]
+    assert session() is None
+    assert source() is None

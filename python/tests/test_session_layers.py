@@ -149,6 +149,8 @@ NO_EFFECT: list[tuple[str, dict[str, Any], str]] = [
     ("layers", {"layers": "block.*"}, "matches none"),
     ("no layers", {"layers": []}, "names no layer"),
     ("policy", {"policy": {"blocks.9": "swap"}}, "'blocks.9' of policy matches none"),
+    ("a module as a layer", {"layers": [nn.ReLU()]}, "layers= has ReLU()"),
+    ("a number as layers", {"layers": 3}, "layers= has 3, a int"),
     ("empty policy", {"policy": {}}, "decides nothing"),
     ("word", {"policy": "swop"}, "did you mean 'swap'"),
     ("word of a pattern", {"policy": {"blocks.0": "off"}}, "'off' is no policy"),
@@ -180,7 +182,7 @@ def test_c17_a_setting_without_effect_is_an_error(settings: dict[str, Any], text
 
 
 def test_c17_a_model_without_layers() -> None:
-    with pytest.raises(SettingError, match="no repeated blocks.*layers="):
+    with pytest.raises(SettingError, match=r"no repeated blocks.*layers="):
         ebbtide.torch.session(nn.LSTM(4, 4))
 
 

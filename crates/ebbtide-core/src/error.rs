@@ -192,7 +192,7 @@ impl Error {
 
     /// A setting is wrong: nothing has been done yet.
     pub fn is_setting(&self) -> bool {
-        matches!(self.0.kind, Kind::Setting(_))
+        matches!(self.0.kind, Kind::Setting(_) | Kind::Chain { .. } | Kind::Circle { .. })
     }
 
     /// The calls came in an order that the group's phase does not allow; nothing changed.

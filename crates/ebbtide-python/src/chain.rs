@@ -28,7 +28,7 @@ impl Chain {
     /// Declares that `second` runs right after `first`. Answers `new`, `known` or `itself` (nothing
     /// changed).
     ///
-    /// Raises `EbbtideError` naming the three layers if one of the two has another neighbour already.
+    /// Raises `SettingError` naming the three layers if one of the two has another neighbour already.
     fn follow(&self, first: &str, second: &str) -> PyResult<&'static str> {
         Ok(match self.lock().follow(first, second).map_err(raise)? {
             Answer::New => "new",

@@ -85,7 +85,13 @@ impl Group {
     fn start_offload(&self, py: Python<'_>, stream: Option<Bound<'_, PyAny>>) -> PyResult<()> {
         let mut inner = self.require(py, "open", "start_offload")?;
         register_spans(&self.hub, &mut inner, self.id)?;
-        inner.entry(self.id)?.phase = "offloading";
+        let entry = inner.entry(self.id)?;
+        entry.phase = "offloading";
+        if entry.live == 0 && entry.named.is_empty() && !entry.spans.is_empty() {
+            // All that was saved is gone again: a backward inside of the region, or a dropped graph.
+            inner.close(self.id);
+            return Ok(());
+        }
         self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.start_offload(id, stream.as_ref())))
     }
 
@@ -197,7 +203,11 @@ impl Group {
         };
         let facts = version.zip(nbytes).map(|(version, bytes)| Facts { bytes, version });
         let mut inner = self.require(py, "open", "add")?;
-        let held = Held::in_place(&tensor, (&view, place), facts, Arc::clone(&self.hub.graveyard))?;
+        let held = Held::in_place(&tensor, (&view, place), facts, Arc::clone(&self.hub.graveyard));
+        let held = held.map_err(|error| {
+            let hint = "tensors of inference mode count no changes: clone it outside of inference mode";
+            setting(&format!("this tensor can't be moved in place: {error}"), hint)
+        })?;
         let held = Arc::new(held);
         let mut saved = named(py, &held, &view, pack)?;
         let unit = inner.unit_of(&self.hub, &held.place)?;
@@ -216,15 +226,26 @@ impl Group {
     }
 
     /// Marks a storage to be swapped in this group, for a packer with `marked_only`: what autograd saved or
-    /// will save of it in this region leaves, and its memory goes when its last owner goes.
+    /// will save of it in this region leaves, and its memory goes when its last owner goes. Its copy goes to a
+    /// buffer of `pool`, if that is given.
     ///
-    /// Raises `PhaseError` if the group is not open.
-    #[pyo3(signature = (tensor, label))]
-    fn mark(&self, py: Python<'_>, tensor: Tensor<'_>, label: &str) -> PyResult<SavedTensor> {
+    /// Raises `PhaseError` if the group is not open, `SettingError` as `add` does.
+    #[pyo3(signature = (tensor, label, *, pool = None))]
+    fn mark(
+        &self,
+        py: Python<'_>,
+        tensor: Tensor<'_>,
+        label: &str,
+        pool: Option<&Bound<'_, Pool>>,
+    ) -> PyResult<SavedTensor> {
         let _ = label;
         let mut inner = self.require(py, "open", "mark")?;
         let key = storage_key(&storage_of(&tensor.0)?)?;
-        let fresh = inner.entry(self.id)?.marks.insert(key);
+        let pool = match (pool, View::of(Torch::get(py)?, &tensor.0)?) {
+            (Some(pool), Some((_, place))) => Some(pool.get().id_at(py, &self.hub, &mut inner, &place)?),
+            _ => None,
+        };
+        let fresh = inner.entry(self.id)?.marks.insert(key, pool).is_none();
         let what = What::Marked { key, fresh };
         Ok(SavedTensor { hub: Arc::clone(&self.hub), group: self.id, what })
     }
@@ -280,13 +301,20 @@ pub(crate) fn protect(inner: &mut Inner, group: u64, key: usize) -> PyResult<boo
 fn register_spans(hub: &Hub, inner: &mut Locked<'_>, group: u64) -> PyResult<()> {
     let entry = inner.entry(group)?;
     let name = entry.name.clone();
-    let wanted = |held: &Arc<Held>| held.wanted.load(Ordering::Relaxed) || entry.marks.contains(&held.key);
-    let spans: Vec<_> = entry.spans.iter().filter_map(std::sync::Weak::upgrade).filter(wanted).collect();
-    for held in spans {
+    let wanted = |held: Arc<Held>| {
+        let mark = entry.marks.get(&held.key);
+        let pool = held.pool.get().copied().or(mark.copied().flatten());
+        (mark.is_some() || held.wanted.load(Ordering::Relaxed)).then_some((held, pool))
+    };
+    let spans: Vec<_> = entry.spans.iter().filter_map(std::sync::Weak::upgrade).filter_map(wanted).collect();
+    for (held, pool) in spans {
         let unit = inner.unit_of(hub, &held.place)?;
         let part = inner.part(group, unit)?;
         let bytes = held.range().len() as u64;
-        let saved = Saved::whole(Arc::clone(&held), bytes).element(held.element).pack();
+        let mut saved = Saved::whole(Arc::clone(&held), bytes).element(held.element).pack();
+        if let Some(pool) = pool {
+            saved = saved.pool(pool);
+        }
         // A span is the engine's business once, so it is always new.
         let _ = inner.unit(unit).register(part, saved, &held.label(&name))?;
     }
@@ -400,7 +428,7 @@ fn marked_state(inner: &Locked<'_>, group: u64, key: usize) -> &'static str {
     let mut spans = spans.filter(|(_, owner)| *owner == group).filter_map(|(span, _)| span.upgrade());
     let Some(span) = spans.next() else { return "device" };
     match inner.phase(group) {
-        "offloading" if inner.groups[&group].marks.contains(&key) => "d2h",
+        "offloading" if inner.groups[&group].marks.contains_key(&key) => "d2h",
         "loading" if !span.on_device() => "h2d",
         _ if span.on_device() => "device",
         _ => "host",

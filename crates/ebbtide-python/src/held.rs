@@ -24,9 +24,9 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use ebbtide_core::{BackendError, Element, Facts};
+use ebbtide_core::{BackendError, Element, Facts, PoolId};
 use ebbtide_store::AlignedBuf;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -48,6 +48,8 @@ pub(crate) struct Held {
     pub(crate) element: Element,
     /// It is to be swapped whether or not it is marked by name.
     pub(crate) wanted: AtomicBool,
+    /// The pool that a span's copy goes to, if not the engine's own.
+    pub(crate) pool: OnceLock<PoolId>,
     /// Its group was given up while it was away: it has no bytes any more.
     pub(crate) lost: Arc<AtomicBool>,
     graveyard: Arc<Graveyard>,
@@ -130,6 +132,7 @@ impl Held {
             sizes,
             element,
             wanted: AtomicBool::new(false),
+            pool: OnceLock::new(),
             lost: Arc::default(),
             graveyard,
         }
@@ -160,6 +163,7 @@ impl Held {
             sizes,
             element,
             wanted: AtomicBool::new(true),
+            pool: OnceLock::new(),
             lost: Arc::default(),
             graveyard,
         })

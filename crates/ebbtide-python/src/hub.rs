@@ -10,14 +10,14 @@
 //! * Handles and claims may be dropped anywhere: see [`graveyard`](crate::graveyard).
 //! * A group lives as long as a claim on one of its spans, or until it is closed or given up.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use ebbtide_core::{Counters, GroupId, LayerId, Pass, StoreStats};
+use ebbtide_core::{Counters, GroupId, LayerId, Pass, PoolId, StoreStats};
 use pyo3::prelude::*;
 
 use crate::error::{self, phase};
@@ -91,8 +91,8 @@ pub(crate) struct Entry {
     pub(crate) named: Vec<(Arc<Held>, Option<usize>)>,
     /// Claims on its spans that have not ended.
     pub(crate) live: usize,
-    /// Storages that are to be swapped by name.
-    pub(crate) marks: HashSet<usize>,
+    /// Storages that are to be swapped by name, and the pool for their copy.
+    pub(crate) marks: HashMap<usize, Option<PoolId>>,
     /// Its phase while it has no parts.
     pub(crate) phase: &'static str,
     /// Somebody has asked for one of its tensors.
@@ -208,7 +208,7 @@ impl Inner {
             spans: Vec::new(),
             named: Vec::new(),
             live: 0,
-            marks: HashSet::new(),
+            marks: HashMap::new(),
             phase: "open",
             asked: false,
         };

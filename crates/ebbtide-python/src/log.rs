@@ -46,10 +46,14 @@ impl Observer for Log {
         }
         match event {
             Event::Repeats { name, count, .. } => {
-                self.warn(format!("group {name}: {count} tensors were saved more than once; each moves once"));
+                self.warn(format!(
+                    "group {name}: {count} tensors were saved more than once; each moves once"
+                ));
             }
             Event::PrefetchFailed { error, .. } => {
-                self.warn(format!("a prefetch could not be started, the group is loaded on demand: {error}"));
+                self.warn(format!(
+                    "a prefetch could not be started, the group is loaded on demand: {error}"
+                ));
             }
             Event::AbandonedCopyFailed { error, .. } => {
                 self.warn(format!("a copy failed while a step was given up: {error}"));

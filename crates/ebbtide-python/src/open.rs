@@ -29,7 +29,9 @@ pub(crate) fn open(hub: &Hub, place: &Place) -> PyResult<Box<dyn Unit>> {
 ///
 /// # Errors
 /// It can't be opened.
-pub(crate) fn spill_file<B: ebbtide_core::Bytes + Send + 'static>(hub: &Hub) -> PyResult<FileStore<B>> {
+pub(crate) fn spill_file<B: ebbtide_core::Bytes + Send + 'static>(
+    hub: &Hub,
+) -> PyResult<FileStore<B>> {
     let mut config = FileConfig::new(&hub.settings.spill_dir);
     if let Some(picture) = &hub.picture {
         config.origin = picture.origin();
@@ -49,7 +51,9 @@ fn open_file(hub: &Hub) -> PyResult<Box<dyn Unit>> {
 }
 
 fn open_host(hub: &Hub) -> PyResult<Box<dyn Unit>> {
-    let config = StagedConfig::new(host_bound(hub.settings.host_bytes).map_err(cannot_open)?);
+    let mut config = StagedConfig::new(host_bound(hub.settings.host_bytes).map_err(cannot_open)?);
+    // One bucket must leave room for others.
+    config.bucket_bytes = config.bucket_bytes.min(config.host_bytes / 4);
     let mover = Staged::new(&config, Gatherer::new(Arc::clone(&hub.tally)), None::<NoDisk>);
     Ok(unit(hub.settings.prefetch, mover, hub.log.clone()))
 }

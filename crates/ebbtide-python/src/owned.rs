@@ -12,8 +12,8 @@
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
@@ -34,28 +34,55 @@ pub(crate) struct Locked<'a, T> {
     thread: &'a AtomicU64,
 }
 
-/// A process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Process(u32);
+/// A process. Asked for with every tensor, so the system isn't: the C library tells of forks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process {
+    id: u32,
+    forks: u32,
+}
+
+/// Forks between the first process that asked and this one.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Whether the C library tells.
+#[expect(unsafe_code, reason = "a function of C")]
+fn forks_are_counted() -> bool {
+    static COUNTED: OnceLock<bool> = OnceLock::new();
+    // SAFETY: what is called in the child does nothing that is forbidden there, and is never unloaded:
+    // Python keeps extensions.
+    *COUNTED.get_or_init(|| unsafe { libc::pthread_atfork(None, None, Some(forked)) == 0 })
+}
 
 impl Process {
     /// This one.
     pub(crate) fn here() -> Self {
-        Self(std::process::id())
+        forks_are_counted();
+        Self { id: std::process::id(), forks: FORKS.load(Ordering::Relaxed) }
     }
 
     pub(crate) fn is_here(self) -> bool {
-        self == Self::here()
+        if forks_are_counted() {
+            self.forks == FORKS.load(Ordering::Relaxed)
+        } else {
+            self.id == std::process::id()
+        }
     }
 
     /// An error in any other process.
     fn check(self) -> PyResult<()> {
-        let here = Self::here();
-        if self == here {
+        if self.is_here() {
             return Ok(());
         }
-        let message = format!("the engine belongs to process {}, this is process {}", self.0, here.0);
-        Err(phase(&message, "after a fork, open a session of its own in the child, or use threads instead"))
+        let (owner, here) = (self.id, std::process::id());
+        let message = format!("the engine belongs to process {owner}, this is process {here}");
+        Err(phase(
+            &message,
+            "after a fork, open a session of its own in the child, or use threads instead",
+        ))
     }
 }
 

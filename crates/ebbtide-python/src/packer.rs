@@ -12,6 +12,7 @@ use crate::claim::Claim;
 use crate::group::Group;
 use crate::handle::{Ahead, Handle, Kept};
 use crate::held::Held;
+use crate::pool::Pool;
 use crate::hub::{Hub, Locked};
 use crate::torch::{Torch, storage_key, storage_of, version_of};
 use crate::types::{Decide, Find, Tensor, Tensors};
@@ -49,7 +50,7 @@ impl Keep {
 /// compared by version when it is unpacked, as torch does without hooks.
 ///
 /// `ahead` is the group of the region before this one: it starts to come back when the first of the
-/// tensors that stayed is unpacked.
+/// tensors that stayed is unpacked. Copies go to buffers of `pool`, if that is given.
 #[pyclass(frozen, module = "ebbtide._native")]
 pub(crate) struct Packer {
     group: Mutex<Option<Py<Group>>>,
@@ -58,6 +59,7 @@ pub(crate) struct Packer {
     min_bytes: u64,
     decide: Option<Py<PyAny>>,
     marked_only: bool,
+    pool: Option<Py<Pool>>,
     ahead: Option<Arc<Ahead>>,
     tensors: AtomicUsize,
     kept: AtomicUsize,
@@ -68,7 +70,7 @@ impl Packer {
     /// A pack hook for the code that runs while it is installed.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "named by keyword in Python")]
-    #[pyo3(signature = (group = None, *, find = None, keep = None, min_bytes: "int" = 0, decide = None, marked_only = false, ahead = None))]
+    #[pyo3(signature = (group = None, *, find = None, keep = None, min_bytes: "int" = 0, decide = None, marked_only = false, ahead = None, pool = None))]
     fn new(
         group: Option<Py<Group>>,
         find: Option<Find<'_>>,
@@ -77,6 +79,7 @@ impl Packer {
         decide: Option<Decide<'_>>,
         marked_only: bool,
         ahead: Option<PyRef<'_, Group>>,
+        pool: Option<Py<Pool>>,
     ) -> Self {
         Self {
             group: Mutex::new(group),
@@ -85,6 +88,7 @@ impl Packer {
             min_bytes,
             decide: decide.map(|decide| decide.0.unbind()),
             marked_only,
+            pool,
             ahead: ahead.map(|group| Arc::new(Ahead::new(&group.hub, group.id))),
             tensors: AtomicUsize::new(0),
             kept: AtomicUsize::new(0),
@@ -168,7 +172,7 @@ impl Packer {
         }
         let Some(group) = self.group(py)? else { return Ok(None) };
         let group = group.get();
-        let saved = claim(py, &group.hub, group.id, self.marked_only, (tensor, view, place, key))?;
+        let saved = claim(py, &group.hub, group.id, (self.marked_only, self.pool.as_ref()), (tensor, view, place, key))?;
         self.tensors.fetch_add(usize::from(saved.is_some()), Ordering::Relaxed);
         Ok(saved)
     }
@@ -227,7 +231,7 @@ fn claim(
     py: Python<'_>,
     hub: &Arc<Hub>,
     group: u64,
-    marked_only: bool,
+    (marked_only, pool): (bool, Option<&Py<Pool>>),
     (tensor, view, place, key): Eligible<'_, '_>,
 ) -> PyResult<Option<Kept>> {
     let version = version_of(tensor)?;
@@ -241,7 +245,11 @@ fn claim(
         Some(found) => found,
         None if is_common(&inner, key) => return Ok(None),
         None => {
+            let pool = pool.map(|pool| pool.get().id_at(py, hub, &mut inner, &place)).transpose()?;
             let held = Held::span((place, key), &view, (alias()?, version), Arc::clone(&hub.graveyard));
+            if let Some(pool) = pool {
+                let _ = held.pool.set(pool);
+            }
             let held = Arc::new(held);
             inner.spans.entry(key).or_default().push((Arc::downgrade(&held), group));
             inner.entry(group)?.spans.push(Arc::downgrade(&held));

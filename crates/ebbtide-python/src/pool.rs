@@ -30,6 +30,7 @@ use crate::owned::Owned;
 use crate::quiet::quietly;
 use crate::torch::Torch;
 use crate::types::Tensor;
+use crate::view::Place;
 
 /// Host memory with a bound, reused between copies; pinned where there is an accelerator.
 ///
@@ -63,7 +64,10 @@ impl Pool {
     /// There is nothing in it, or torch can't be imported.
     pub(crate) fn new(py: Python<'_>, max_host_bytes: u64) -> PyResult<Self> {
         if max_host_bytes == 0 {
-            return Err(setting("a pool of 0 bytes", "max_host_bytes is in bytes, and more than 0"));
+            return Err(setting(
+                "a pool of 0 bytes",
+                "max_host_bytes is in bytes, and more than 0",
+            ));
         }
         let budget = Budget::new(max_host_bytes);
         let own = Own {
@@ -100,6 +104,21 @@ impl Pool {
         };
         shares.push(Share { hub: of, unit, id });
         Ok(id)
+    }
+
+    /// The same for the unit of a device.
+    ///
+    /// # Errors
+    /// Its unit can't be opened, or as above.
+    pub(crate) fn id_at(
+        &self,
+        py: Python<'_>,
+        hub: &Arc<Hub>,
+        inner: &mut Inner,
+        place: &Place,
+    ) -> PyResult<PoolId> {
+        let unit = inner.unit_of(hub, place)?;
+        self.id_in(py, hub, inner, unit)
     }
 
     /// Engines give back what is free of this pool. Returns bytes.
@@ -143,7 +162,10 @@ impl Pool {
     fn acquire<'py>(&self, py: Python<'py>, size: i64) -> PyResult<Tensor<'py>> {
         let bytes = u64::try_from(size).unwrap_or(0);
         if bytes == 0 {
-            return Err(setting(&format!("a buffer of {size} bytes"), "size is in bytes, and more than 0"));
+            return Err(setting(
+                &format!("a buffer of {size} bytes"),
+                "size is in bytes, and more than 0",
+            ));
         }
         let found = self.own.lock(py)?.acquire(py, bytes);
         match found {
@@ -161,7 +183,12 @@ impl Pool {
     /// Raises `EbbtideError` for a tensor that is not from this pool or was given back before, `SettingError`
     /// for what is no event.
     #[pyo3(signature = (tensor, event: "object | None" = None))]
-    fn release(&self, py: Python<'_>, tensor: Tensor<'_>, event: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+    fn release(
+        &self,
+        py: Python<'_>,
+        tensor: Tensor<'_>,
+        event: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
         let event = event.map(Event::of).transpose()?;
         self.own.lock(py)?.release(&tensor.0, event)
     }
@@ -272,7 +299,8 @@ impl HostMemory {
         kwargs.set_item(intern!(py, "device"), "cpu")?;
         kwargs.set_item(intern!(py, "pin_memory"), self.pinned)?;
         let module = torch.module.bind(py);
-        let made = quietly(py, || module.call_method(intern!(py, "empty"), (bytes,), Some(&kwargs)));
+        let made =
+            quietly(py, || module.call_method(intern!(py, "empty"), (bytes,), Some(&kwargs)));
         made.map(Bound::unbind)
     }
 }
@@ -321,7 +349,8 @@ impl Accelerator for HostMemory {
     fn sync(&mut self, event: &Event) -> Result<(), BackendError> {
         Python::attach(|py| {
             let done = event.0.bind(py).call_method0(intern!(py, "synchronize"));
-            done.map(drop).map_err(|error| backend_error(py, "the device does not complete its work", &error))
+            done.map(drop)
+                .map_err(|error| backend_error(py, "the device does not complete its work", &error))
         })
     }
 

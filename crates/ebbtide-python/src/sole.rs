@@ -112,6 +112,7 @@ impl<'py> Known<'py> {
             // One is Python's.
             let autograd = count.extract::<u64>()? != 1 + uses.views;
             let known = isize::try_from(uses.references).unwrap_or(isize::MAX);
+            let known = known + if uses.views > 0 { self.torch.shared_references } else { 0 };
             if autograd || (strict && references(&uses.tensor) > known) {
                 return Ok(false);
             }
@@ -121,7 +122,7 @@ impl<'py> Known<'py> {
 }
 
 #[expect(unsafe_code, reason = "reads a reference count")]
-fn references(object: &Bound<'_, PyAny>) -> isize {
+pub(crate) fn references(object: &Bound<'_, PyAny>) -> isize {
     // SAFETY: a live object, with the GIL held.
     unsafe { ffi::Py_REFCNT(object.as_ptr()) }
 }

@@ -19,9 +19,11 @@ pub(crate) struct Torch {
     use_count: Option<Py<PyAny>>,
     pub(crate) free_weak: Option<Py<PyAny>>,
     pub(crate) exchange: Option<Exchange>,
-    /// Element types that survive the way through DLPack.
+    /// Element types that survive the way through DLPack, where there is one.
     exact: Vec<(Py<PyAny>, Element)>,
     u8_dl: Option<DlType>,
+    /// References of Python that a tensor has because C++ holds it, too.
+    pub(crate) shared_references: isize,
 }
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
@@ -57,7 +59,7 @@ impl Torch {
         let mut exact = Vec::new();
         for name in EXACT {
             // Older versions have fewer types.
-            if let (Some(_), Ok(dtype)) = (&exchange, module.getattr(name)) {
+            if let Ok(dtype) = module.getattr(name) {
                 let bytes = dtype.getattr("itemsize")?.extract()?;
                 exact.push((dtype.unbind(), Element { name, bytes }));
             }
@@ -71,6 +73,7 @@ impl Torch {
             }
             None => None,
         };
+        let shared_references = shared_references(&module)?;
         Ok(Self {
             parameter: module.getattr("nn")?.getattr("Parameter")?.unbind(),
             strided: module.getattr("strided")?.unbind(),
@@ -82,6 +85,7 @@ impl Torch {
             exchange: exchange.filter(|_| u8_dl.is_some()),
             exact,
             u8_dl,
+            shared_references,
         })
     }
 
@@ -164,6 +168,17 @@ impl Torch {
     pub(crate) fn byte_type(&self) -> Option<DlType> {
         self.u8_dl
     }
+}
+
+/// How many references a tensor gets from having a view: one where C++ owns a share in the Python object while
+/// it holds the tensor, none in older versions.
+fn shared_references(module: &Bound<'_, PyModule>) -> PyResult<isize> {
+    let tensor = module.call_method1("empty", (1,))?;
+    let alone = crate::sole::references(&tensor);
+    let view = tensor.call_method1("view", (1,))?;
+    let shared = crate::sole::references(&tensor) - alone;
+    drop(view);
+    Ok(shared)
 }
 
 /// Address of the storage object of a tensor: its identity while something refers to it, weakly at

@@ -85,7 +85,7 @@ impl View {
         let view = Self {
             data: data.extract()?,
             dims: Dims::new(&sizes, &strides),
-            element: Element { name: "tensor", bytes: dtype.getattr(intern!(py, "itemsize"))?.extract()? },
+            element: element(torch, dtype)?,
             dtype: dtype.clone().unbind(),
             exchange: None,
             conjugate: false,
@@ -189,6 +189,15 @@ impl View {
         let tensor = if self.conjugate { tensor.call_method0(intern!(py, "conj"))? } else { tensor };
         if self.negative { tensor.call_method0(intern!(py, "_neg_view")) } else { Ok(tensor) }
     }
+}
+
+/// Name and size of an element type; only the size of one that is seldom used.
+fn element(torch: &Torch, dtype: &Bound<'_, PyAny>) -> PyResult<Element> {
+    if let Some(element) = torch.exact(dtype) {
+        return Ok(element);
+    }
+    let bytes = dtype.getattr(intern!(dtype.py(), "itemsize"))?.extract()?;
+    Ok(Element { name: "another type", bytes })
 }
 
 /// A tensor of bytes over a part of a buffer.

@@ -190,8 +190,14 @@ class Layers:
         layer = self._layers.pop(number)
         self._chain.unlink(layer.key)
         self._watched.discard(layer.group_name)
+        self._local.last.pop(layer.key, None)
         layer.latest = None
         return layer.group_name
+
+    def forked(self) -> None:
+        """In a forked child: locks are new, calls under way are the parent's."""
+        self._lock = threading.RLock()
+        self._local = _Local()
 
     # -- asking
 

@@ -10,6 +10,7 @@ nobody trains: it refuses as long as a group exists.
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Callable
@@ -35,6 +36,7 @@ class Settings(NamedTuple):
 _lock = threading.Lock()
 _settings = Settings()
 _source: _stats.Source | None = None
+_forked = False
 
 
 def hub() -> Hub:
@@ -47,7 +49,8 @@ def source() -> _stats.Source:
     global _source
     with _lock:
         if _source is None:
-            _source = _stats.shared_source(**_settings._asdict())
+            opened = _stats.open_source if _forked else _stats.shared_source
+            _source = opened(**_settings._asdict())
         return _source
 
 
@@ -96,6 +99,16 @@ def _forget() -> None:
 
 
 _stats.at_reset(_forget)
+
+
+def _in_child() -> None:
+    """A forked child opens a hub of its own: what there is belongs to the parent."""
+    global _lock, _source, _forked
+    _lock = threading.Lock()
+    _source, _forked = None, True
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 
 def pass_on_warnings(stacklevel: int = 2) -> None:

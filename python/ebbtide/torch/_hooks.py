@@ -147,9 +147,11 @@ class Wiring:
     `remove` takes it off, once; it may be called while the model dies.
     """
 
-    def __init__(self, session: SessionRef, layers: list[Layer]) -> None:
+    def __init__(self) -> None:
         self._handles: list[RemovableHandle] = []
         self._recomputed: list[tuple[weakref.ref[nn.Module], _Recomputed]] = []
+
+    def hang(self, session: SessionRef, layers: list[Layer]) -> None:
         for layer in layers:
             self._wire(session, layer)
 

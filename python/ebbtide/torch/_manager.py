@@ -18,6 +18,7 @@ of layers that are under way. Hooks do nothing inside a backward, where a forwar
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Iterable, Iterator
@@ -351,3 +352,17 @@ def set_current_group_name(group_name: str | None) -> None:
 
 
 _stats.at_reset(lambda: SwapManager()._reset())
+
+
+def _in_child() -> None:
+    """A forked child has no groups: the parent's are neither used nor given up there."""
+    SwapManager._making = threading.Lock()
+    manager = SwapManager._instance
+    if manager is not None:
+        manager._lock = threading.RLock()
+        manager._groups = {}
+        manager._layers.forked()
+    _current.set(None)
+
+
+os.register_at_fork(after_in_child=_in_child)

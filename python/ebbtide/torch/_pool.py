@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ebbtide import _native
-from ebbtide.errors import SettingError
+from ebbtide.errors import NoRoomError, SettingError
 from ebbtide.torch import _defaults
 
 
@@ -58,7 +58,12 @@ class PinnedMemoryPool:
             SettingError: `size` is no positive whole number.
         """
         _check_size("size", size)
-        return self._native.acquire(size)
+        try:
+            return self._native.acquire(size)
+        except NoRoomError as error:
+            pooled = f"{self.total_allocated} of at most {self.max_host_bytes} bytes are pooled"
+            hint = "give buffers back first, or make the pool larger"
+            raise NoRoomError(f"{size} bytes were asked for, {pooled}", hint) from error
 
     def release(self, tensor: torch.Tensor, event: object | None = None) -> None:
         """Gives a buffer back.

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from ebbtide.torch._places import Places, size
 from ebbtide.torch._stats import Source
 
+DONE = {"swap": "swapped", "recompute": "recomputed", "keep": "kept"}
+
 
 def counts(policy: Mapping[str, str]) -> str:
     """`12 layers (11 swap, 1 keep)`."""

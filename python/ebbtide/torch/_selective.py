@@ -5,8 +5,8 @@ or swaps outputs. The second, in the recomputation, hands these out instead of r
 
 What a policy can't change, so that the recomputation computes the same: views, memory that is not filled yet
 and operations that write into their arguments always run again (that costs next to nothing: what a view
-shows or an operation writes into is there in the recomputation, too). And an operation that draws random numbers draws those that it
-drew before, whatever became of the draws between.
+shows or an operation writes into is there in the recomputation, too). And an operation that draws random
+numbers draws those that it drew before, whatever became of the draws between.
 
 Access contract: a pair of modes belongs to one call of a region and its backward. The recomputation may
 run on another thread than the forward, later.

@@ -21,7 +21,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from torch import nn
 from ebbtide import _native
 from ebbtide.errors import PhaseError
 from ebbtide.torch import _layers, _places, _report, _stats
-from ebbtide.torch._hooks import Wiring
+from ebbtide.torch._hooks import Wiring, in_backward
 from ebbtide.torch._settings import (
     MIN_BYTES,
     Selection,
@@ -38,6 +38,7 @@ from ebbtide.torch._settings import (
     check_numbers,
     deciding,
     folder,
+    layer_patterns,
     split_selection,
 )
 from ebbtide.torch._step import Step
@@ -100,12 +101,16 @@ def session(
     check_numbers(min_bytes=min_bytes, host_bytes=host_bytes, prefetch=prefetch)
     included, asked = split_selection(include, "include")
     excluded, refused = split_selection(exclude, "exclude")
-    named = [layers] if isinstance(layers, str) else layers
+    named = None if layers is None else layer_patterns(layers)
     planned = _layers.plan(model, policy, named, included, excluded)
     source = _stats.open_source(
         tier=tier, spill_dir=folder(spill_dir), host_bytes=host_bytes, prefetch=prefetch, timeline=timeline
     )
-    return Session(model, planned, source, Settings(min_bytes, deciding(asked, refused)))
+    try:
+        return Session(model, planned, source, Settings(min_bytes, deciding(asked, refused)))
+    except BaseException:
+        _stats.retire(source, close=True)
+        raise
 
 
 class Session:
@@ -119,7 +124,7 @@ class Session:
     def __init__(
         self, model: nn.Module, layers: list[_layers.Layer], source: _stats.Source, settings: Settings
     ) -> None:
-        self.policy: Mapping[str, _layers.Word] = {layer.name: layer.word for layer in layers}
+        self.policy: Mapping[str, _layers.Word] = MappingProxyType({layer.name: layer.word for layer in layers})
         self._model = weakref.ref(model)
         self._model_name = type(model).__name__
         self._source = source
@@ -132,9 +137,16 @@ class Session:
         self._places = _places.Places(_places.Meter(next(model.parameters()).device))
         if self._places.meter.device.type == "cpu":
             _native.return_freed_memory()
-        self._wiring = Wiring(weakref.ref(self), layers)
+        self._warnings: list[str] = []
+        self._told_of_checkpoint = False
+        self._wiring = Wiring()
         self._finalizer = weakref.finalize(self, _drop, self._wiring, source)
         self._finalizer.atexit = False
+        try:
+            self._wiring.hang(weakref.ref(self), layers)
+        except BaseException:
+            self.close()
+            raise
 
     # ---- steps
 
@@ -194,6 +206,20 @@ class Session:
                 f"{what} of a session whose model ({self._model_name}) is gone", "open one on the new model"
             )
         return model
+
+    def _left_alone(self, name: str, why: str) -> None:
+        """A layer's call is left alone; says so once, if somebody could have meant otherwise."""
+        if self._told_of_checkpoint or why != "left_to_checkpoint" or self.policy[name] == "keep" or in_backward():
+            return
+        self._told_of_checkpoint = True
+        self._warnings.append(
+            f"{name} is to be {_report.DONE[self.policy[name]]}, but runs inside of torch.utils.checkpoint and is left "
+            "to it; take the checkpoint off the layer to have it the session's way"
+        )
+
+    def _take_warnings(self) -> list[str]:
+        own, self._warnings = self._warnings, []
+        return own + self._source.hub.take_warnings()
 
     # ---- what it did
 

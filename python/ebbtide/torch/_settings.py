@@ -67,6 +67,19 @@ def folder(path: str | os.PathLike[str] | None) -> str | None:
     return os.fspath(path)
 
 
+def layer_patterns(layers: object) -> list[str]:
+    """The patterns of `layers=`."""
+    patterns: list[Any] = [layers]
+    if isinstance(layers, Iterable) and not isinstance(layers, str):
+        patterns = list(layers)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise SettingError(
+                f"layers= has {pattern!r}, a {type(pattern).__name__}", "it takes patterns of module names, as texts"
+            )
+    return patterns
+
+
 def split_selection(selection: object, what: str) -> tuple[list[str], list[Predicate]]:
     """The patterns and the functions of `include=` or `exclude=`."""
     if selection is None:

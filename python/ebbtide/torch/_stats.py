@@ -71,8 +71,7 @@ def open_source(
     timeline: bool = False,
 ) -> Source:
     """A new hub, counted in the figures of the process until `retire` and after it. Raises `SettingError`."""
-    more = {"timeline": True} if timeline else {}
-    hub = _native.Hub(tier=tier, spill_dir=spill_dir, host_bytes=host_bytes, prefetch=prefetch, **more)
+    hub = _native.Hub(tier=tier, spill_dir=spill_dir, host_bytes=host_bytes, prefetch=prefetch, timeline=timeline)
     source = Source(hub)
     with _lock:
         _sources[id(source)] = source

@@ -3,12 +3,12 @@
 A layer's forward runs under a pair of saved-tensor hooks of its own: a `Packer` and `unpack` of the native
 module. The group that the packer fills is opened at the first tensor that may move. When the forward ends the
 group's offload is started, then the offload of the layer before is waited for, so at most two layers'
-activations are in memory. Backward needs
-nothing from here: `unpack` brings a group home and starts loading the next one.
+activations are in memory. Backward needs nothing from here: `unpack` brings a group home and starts loading the
+next one.
 
-Access: a step belongs to the thread of its session, and so do its methods, but for `_gradient_came`, which
-autograd's threads call. A step is entered once. Everything it holds is let go of at its end: graphs refer to
-groups, never to steps.
+Access: a step belongs to the thread of its session, which alone calls its methods; only `_GradientCame` is called
+by autograd's threads. A step is entered once. Everything it holds is let go of at its end: graphs refer to groups,
+never to steps.
 """
 
 from __future__ import annotations
@@ -65,10 +65,9 @@ class _Call:
 class Step:
     """A step of a session; made by `Session.step()`, entered once with `with`.
 
-    `number` counts the steps of a session from 1. Backward may run inside or after it. A step that an
-    exception leaves is
-    given up: its graph can't run backward any more, everything it moved is forgotten, and the next step is as
-        if it had never been.
+    `number` counts the steps of a session from 1. Backward may run inside or after it. A step that an exception
+    leaves is given up: its graph can't run backward any more, what it moved is forgotten, and the next step is as if
+    it had never been.
     """
 
     def __init__(self, session: Session) -> None:
@@ -127,6 +126,7 @@ class Step:
         why = left_alone()
         if why is not None:
             counted[why] += 1
+            self._session._left_alone(name, why)
         elif self._session.policy[name] == "swap":
             self._swap(call, self._numbered(name))
 
@@ -188,7 +188,7 @@ class Step:
         wait_offload(before)
 
     def _warn(self) -> None:
-        for text in self._session._source.hub.take_warnings():
+        for text in self._session._take_warnings():
             warnings.warn(text, EbbtideWarning, stacklevel=3)
 
 

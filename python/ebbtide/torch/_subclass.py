@@ -12,7 +12,8 @@ import torch
 
 from .._native import unpack
 
-Parts = tuple[list[tuple[str, torch.Tensor]], tuple[type, Any, torch.Size, tuple[int, ...]]]
+Whole = tuple[Any, Any, torch.Size, tuple[int, ...], dict[str, Any]]
+Parts = tuple[list[tuple[str, torch.Tensor]], Whole]
 
 
 def split(tensor: torch.Tensor) -> Parts | None:
@@ -23,10 +24,13 @@ def split(tensor: torch.Tensor) -> Parts | None:
         return None
     with torch.no_grad():
         names, context = cast(Any, tensor).__tensor_flatten__()
-        parts = [(name, getattr(tensor, name)) for name in names]
-    if not parts or not all(isinstance(part, torch.Tensor) for _, part in parts):
+        values = {name: getattr(tensor, name) for name in names}
+    parts = [(name, value) for name, value in values.items() if isinstance(value, torch.Tensor)]
+    if not parts:
         return None
-    return parts, (kind, context, tensor.size(), _strides(tensor))
+    # A distributed tensor names its mesh of devices as well, for example.
+    others = {name: value for name, value in values.items() if not isinstance(value, torch.Tensor)}
+    return parts, (kind, context, tensor.size(), _strides(tensor), others)
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -36,8 +40,8 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
         return ()
 
 
-def join(packed: tuple[list[tuple[str, object]], tuple[Any, Any, torch.Size, tuple[int, ...]]]) -> torch.Tensor:
+def join(packed: tuple[list[tuple[str, object]], Whole]) -> torch.Tensor:
     """The tensor again, from handles of its parts."""
-    handles, (kind, context, size, strides) = packed
-    inner = {name: unpack(handle) for name, handle in handles}
+    handles, (kind, context, size, strides, others) = packed
+    inner = others | {name: unpack(handle) for name, handle in handles}
     return cast(torch.Tensor, kind.__tensor_unflatten__(inner, context, size, strides))

@@ -397,9 +397,10 @@ class SwapTensor:
 
     def _register(self, group: Group, *, sole: bool) -> SavedTensor:
         pooled: dict[str, Any] = {} if self._pool is None else {"pool": self._pool}
+        own = self._own()
         return group.add(
-            self._own(),
-            self.funcname,
+            own,
+            f"{self.funcname} {list(own.shape)} on {own.device}",
             pack=self.group_swap,
             version=self._version,
             nbytes=self._bytes,

@@ -22,7 +22,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from ebbtide._native import Group, Packer
 from ebbtide.errors import SettingError
 from ebbtide.torch import _defaults
-from ebbtide.torch._hooks import in_checkpoint, untraced
+from ebbtide.torch._hooks import in_checkpoint
 from ebbtide.torch._manager import SwapManager
 from ebbtide.torch._marks import Called, mark_region
 from ebbtide.torch._policy import check_policy, decide_by
@@ -315,27 +315,42 @@ class SwapWrapper(ActivationWrapper):
         group_swap: bool = False,
         cpu_pool: object | None = None,
     ) -> None:
-        global _call_untraced
         check_policy(policy_fn)
         native_pool(cpu_pool)
         super().__init__(module)
         self.__dict__["_swap_settings"] = (policy_fn, group_swap, cpu_pool)
-        # Not in forward: torch.compile would trace the making of it.
-        _call_untraced = _call_untraced or untraced(_swapped_call)
+        _prepare_for_compile()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module inside; what it saves is one region of the current group."""
-        if torch.compiler.is_compiling() and _call_untraced is not None:
-            return _call_untraced(self, args, kwargs)
+        if torch.compiler.is_compiling():
+            return _untraced_call(self, args, kwargs)
         return _swapped_call(self, args, kwargs)
-
-
-_call_untraced: Callable[..., Any] | None = None
 
 
 def _swapped_call(wrapper: SwapWrapper, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with AsyncSaveOnCpu(*wrapper.__dict__["_swap_settings"]):
         return wrapper._inner(*args, **kwargs)
+
+
+# The same as torch.compile leaves it alone, with a break of the graph around it.
+_untraced_call = _swapped_call
+_INSTEAD = (
+    "swap_wrapper runs eagerly. Compile what is inside of it, swap_wrapper(torch.compile(block)), "
+    "and leave fullgraph=True out"
+)
+
+
+def _prepare_for_compile() -> None:
+    """Done before anything is traced. Imports a large part of PyTorch, as every optimizer does."""
+    global _untraced_call
+    if _untraced_call is not _swapped_call:
+        return
+    disable: Callable[..., Any] = torch.compiler.disable
+    try:
+        _untraced_call = disable(_swapped_call, reason=_INSTEAD)
+    except TypeError:  # before PyTorch 2.7
+        _untraced_call = disable(_swapped_call)
 
 
 def swap_wrapper(

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+import ebbtide.torch
+
 from .inputs import seed_all
 from .regions import KINDS, Regions
 
@@ -17,6 +19,7 @@ def one_thread() -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     seed_all(0)
+    ebbtide.torch.reset()
     yield
     torch.set_num_threads(before)
 

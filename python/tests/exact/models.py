@@ -163,3 +163,8 @@ def tokens(seed: int, length: int = LENGTH, batch: int = BATCH) -> torch.Tensor:
 def loss_of(model: nn.Module, words: torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy of the words themselves."""
     return functional.cross_entropy(model(words).flatten(0, 1).float(), words.flatten())
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """The optimizer of all trainings here."""
+    return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)

@@ -503,11 +503,29 @@ def test_c9_graphs_that_are_dropped_leave_nothing(regions: Regions) -> None:
             y = x.exp().sin() * x
         z = y.cos().sum()
         del y, z
-    gc.collect()
     if regions.kind.startswith("offload"):
-        ebbtide.torch.synchronize()
-        stats = ebbtide.torch.stats()
-        assert stats["active_groups"] == stats["live_bytes"] == stats["bytes_held"] == 0, stats
+        assert_nothing_left()
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_c9_graphs_that_are_dropped_inside_leave_nothing(backward: bool) -> None:
+    """All of what a region saved is gone before it ends."""
+    x = leaf(100)
+    for _ in range(5):
+        with ebbtide.torch.offload(tier="file", min_bytes=0):
+            y = x.softmax(-1)
+            if backward:
+                y.sum().backward()
+            del y
+    assert_nothing_left()
+
+
+def assert_nothing_left() -> None:
+    """Neither groups nor bytes, on the device or in a tier."""
+    gc.collect()
+    ebbtide.torch.synchronize()
+    stats = ebbtide.torch.stats()
+    assert stats["active_groups"] == stats["live_bytes"] == stats["bytes_held"] == 0, stats
 
 
 def test_handles_dropped_on_another_thread(regions: Regions) -> None:

@@ -18,6 +18,8 @@ from .bits import Bits, bits, difference
 from .inputs import seed_all
 from .regions import IN_PLACE, KINDS, Regions
 
+UNDER_WAY = ("offload to file, under way", "offload to host, under way")
+"""Regions whose copies are not waited for."""
 SIDE = 6
 LEAVES = 3
 Enter = Callable[[str], AbstractContextManager[object]]
@@ -66,7 +68,7 @@ def program(seed: int) -> list[Instruction]:
     draw = random.Random(seed)
     made: list[Instruction] = []
     changing = draw.random() < 0.5
-    kinds = [kind for kind in KINDS if not (changing and kind == IN_PLACE)]
+    kinds = [kind for kind in (*KINDS, *UNDER_WAY) if not (changing and kind == IN_PLACE)]
     depth = 0
     for _ in range(draw.randint(10, 40)):
         kind = draw.choices(
@@ -161,6 +163,8 @@ class Tiers:
         self.regions = {kind: Regions(kind) for kind in KINDS}
 
     def enter(self, kind: str) -> AbstractContextManager[object]:
+        if kind in UNDER_WAY:
+            return ebbtide.torch.offload(tier=kind.removesuffix(", under way").split()[-1], min_bytes=0)
         return self.regions[kind].region()
 
     def moved(self) -> int:

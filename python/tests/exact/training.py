@@ -38,20 +38,21 @@ class Trained:
         return {name: text for name, text in found.items() if text is not None}
 
 
-def _left(model: nn.Module, results: Any) -> dict[str, tuple[Bits | None, ...]]:
-    left = {"results": tree_bits(results), "generator": all_bits([torch.get_rng_state()])}
+def left(model: nn.Module, results: Any) -> dict[str, tuple[Bits | None, ...]]:
+    """The bits of all that a training leaves, by name."""
+    found = {"results": tree_bits(results), "generator": all_bits([torch.get_rng_state()])}
     for name, parameter in model.named_parameters():
-        left[name] = all_bits([parameter, parameter.grad])
+        found[name] = all_bits([parameter, parameter.grad])
     for name, buffer in model.named_buffers():
-        left[name] = all_bits([buffer])
-    return left
+        found[name] = all_bits([buffer])
+    return found
 
 
 def plain(make: Callable[[], nn.Module], training: Training, seed: int = 3) -> Trained:
     """The training in plain torch."""
     seed_all(seed)
     model = make()
-    return Trained(_left(model, training(model, contextlib.nullcontext)))
+    return Trained(left(model, training(model, contextlib.nullcontext)))
 
 
 def swapped(
@@ -63,7 +64,7 @@ def swapped(
     with ebbtide.torch.session(model, policy, **{"tier": "file", "min_bytes": 0, **settings}) as session:
         results = training(model, session.step)
         stats = session.stats()
-    return Trained(_left(model, results), stats)
+    return Trained(left(model, results), stats)
 
 
 def check(

@@ -39,7 +39,8 @@ class Block(nn.Module):
         q, k, v = (part.unflatten(-1, (self.shape.heads, -1)).transpose(1, 2) for part in parts)
         mixed = self._explicit(q, k, v) if self.shape.explicit else self._fused(q, k, v)
         x = x + self.drop(self.out(mixed.transpose(1, 2).flatten(-2)))
-        return x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+        out: torch.Tensor = x + self.drop(self.down(F.gelu(self.up(self.norm2(x)))))
+        return out
 
     def _fused(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)

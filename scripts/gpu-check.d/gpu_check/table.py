@@ -75,22 +75,10 @@ def _failures(found: dict[str, Any]) -> list[str]:
 
 
 def _blocks(found: Records) -> list[str]:
-    head = (
-        "way",
-        "layers",
-        "step ms",
-        "x plain",
-        "peak",
-        "x plain",
-        "out a step",
-        "D2H GB/s",
-        "H2D GB/s",
-        "missed",
-        "waited ms",
-    )
+    titles = "way,layers,step ms,x plain,peak,x plain,out a step,D2H GB/s,H2D GB/s,missed,waited ms"
     plain, limits = found["blocks-plain"], found["machine"].get("copies", {}).get("gb_per_s", {})
     rows = [_row(NAMES[mode], found[f"blocks-{mode}"], plain, limits) for mode in MODES]
-    lines = _aligned([head, *rows])
+    lines = _aligned([tuple(titles.split(",")), *rows])
     notes = "GB/s: averages over a forward and a backward, and their share of the limit"
     return [*lines, notes, *_losses(found)] if any(r[2] != "-" for r in rows) else []
 
