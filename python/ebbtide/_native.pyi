@@ -18,6 +18,7 @@ __all__ = [
     "Hub",
     "Keep",
     "Packer",
+    "Pool",
     "SavedTensor",
     "return_freed_memory",
     "unpack",
@@ -42,7 +43,7 @@ class Chain:
         Declares that `second` runs right after `first`. Answers `new`, `known` or `itself` (nothing
         changed).
 
-        Raises `EbbtideError` naming the three layers if one of the two has another neighbour already.
+        Raises `SettingError` naming the three layers if one of the two has another neighbour already.
         """
     def group(self, /, layer: str) -> str | None:
         """
@@ -89,6 +90,7 @@ class Group:
         nbytes: int | None = None,
         sole: bool = True,
         references: int = 0,
+        pool: Pool | None = None,
     ) -> SavedTensor:
         """
         Registers a storage to be moved in place: it is resized to zero when it is away, and every tensor of
@@ -97,21 +99,23 @@ class Group:
         It is only freed when it is proven that nothing else uses it: no other tensor, nothing that
         autograd keeps, and (unless `sole` is false) no reference of Python to this tensor but `references`,
         which the caller holds itself. `version` and `nbytes` are what the tensor was, if that was earlier
-        than now.
+        than now. Its copy goes to a buffer of `pool`, if that is given.
 
-        Raises `PhaseError` if the group is not open, `SettingError` for what can't be moved.
+        Raises `PhaseError` if the group is not open, `SettingError` for what can't be moved, and for a pool
+        where the tier needs no host memory.
         """
     def close(self, /) -> None:
         """
         Forgets the group: waits for its copies, gives all buffers back. What is away then can't be had any
         more. Does nothing the second time.
         """
-    def mark(self, /, tensor: Tensor, label: str) -> SavedTensor:
+    def mark(self, /, tensor: Tensor, label: str, *, pool: Pool | None = None, pack: bool = True) -> SavedTensor:
         """
         Marks a storage to be swapped in this group, for a packer with `marked_only`: what autograd saved or
-        will save of it in this region leaves, and its memory goes when its last owner goes.
+        will save of it in this region leaves, and its memory goes when its last owner goes. Its copy goes to a
+        buffer of `pool`, if that is given.
 
-        Raises `PhaseError` if the group is not open.
+        Raises `PhaseError` if the group is not open, `SettingError` as `add` does.
         """
     @property
     def name(self, /) -> str:
@@ -205,7 +209,8 @@ class Hub:
     `tier` is `"file"` or `"host"`. Memory of the CPU goes to the file by default; that of an accelerator
     to pinned host memory first, and to the file when that is full (`"host"`: to host memory only).
     `spill_dir` is the folder of the file, `host_bytes` the bound of host memory in bytes, `prefetch` how
-    many groups ahead of backward are loaded.
+    many groups ahead of backward are loaded. With `timeline` what runs when is remembered, for
+    `write_timeline`.
 
     Raises `SettingError` for a setting that can't be used.
     """
@@ -217,6 +222,7 @@ class Hub:
         spill_dir: str | PathLike[str] | None = None,
         host_bytes: int | None = None,
         prefetch: int = 1,
+        timeline: bool = False,
     ) -> Hub:
         """
         Checks the settings. Files and memory are opened with the first tensor, except the folder's.
@@ -234,7 +240,8 @@ class Hub:
         """
     def close(self, /) -> None:
         """
-        Gives everything up and back. Does nothing the second time.
+        Gives everything up and back. Does nothing the second time, nor in a forked child, where nothing is the
+        child's to give back.
         """
     @property
     def closed(self, /) -> bool:
@@ -245,11 +252,27 @@ class Hub:
         """
         Acts on handles that were dropped meanwhile.
         """
+    def mark_begin(self, /, name: str) -> int:
+        """
+        Something begins on this thread, such as the forward of a layer, for the timeline. Returns its number;
+        0 without a timeline.
+        """
+    def mark_end(self, /, number: int) -> None:
+        """
+        What `mark_begin` gave this number ends now. Does nothing the second time, nor for 0.
+        """
     def open(self, /, name: str, pass_: int) -> Group:
         """
         Opens a group for one layer in one pass. The same name may have any number of groups.
 
         Raises `PhaseError` if the hub is closed.
+        """
+    def pool(self, /, max_host_bytes: int) -> Pool:
+        """
+        A pool of at most `max_host_bytes` bytes of host memory, to take buffers from by hand, or for groups
+        whose tensors go to host memory (`Group.add`).
+
+        Raises `SettingError` for a bound of 0.
         """
     def shrink(self, /) -> int:
         """
@@ -275,6 +298,14 @@ class Hub:
         """
         The tier that was asked for.
         """
+    def write_timeline(self, /, path: str | PathLike[str]) -> int:
+        """
+        Writes what ran when, as JSON for the trace viewers of Perfetto and Chrome: what was marked, waits,
+        copies of the file tier, and how many bytes were on the device and away. The file is replaced as a
+        whole. Returns the number of events.
+
+        Raises `SettingError` if the hub was made without `timeline`, or the file can't be written.
+        """
 
 @final
 class Keep:
@@ -297,8 +328,10 @@ class Packer:
     `group`, or what `find` answers when it is first needed. Everything else stays where it is, and is
     compared by version when it is unpacked, as torch does without hooks.
 
+    Small storages share host buffers unless `pack` is false; those of `pool`, if that is given.
+
     `ahead` is the group of the region before this one: it starts to come back when the first of the
-    tensors that stayed is unpacked.
+    tensors that stayed is unpacked. Copies go to buffers of `pool`, if that is given.
     """
     def __call__(self, /, tensor: Tensor) -> object:
         """
@@ -316,6 +349,8 @@ class Packer:
         decide: Callable[[Tensor], bool] | None = None,
         marked_only: bool = False,
         ahead: Group | None = None,
+        pool: Pool | None = None,
+        pack: bool = True,
     ) -> Packer:
         """
         A pack hook for the code that runs while it is installed.
@@ -329,6 +364,45 @@ class Packer:
     def tensors(self, /) -> int:
         """
         Tensors that went to the group.
+        """
+
+@final
+class Pool:
+    """
+    Host memory with a bound, reused between copies; pinned where there is an accelerator.
+
+    Any thread may use it.
+    """
+    def __repr__(self, /) -> str: ...
+    def acquire(self, /, size: int) -> Tensor:
+        """
+        A tensor of `size` bytes on the CPU. If there is no room, what has been given back is used again, or
+        waited for in the order in which it was given back.
+
+        Raises `NoRoomError` if all is in use, with the bytes that were asked for, that are pooled, and the
+        bound; `SettingError` for a size that is none.
+        """
+    @property
+    def max_host_bytes(self, /) -> int:
+        """
+        The bound, in bytes. Buffers count with their whole size, up to an eighth more than was asked for.
+        """
+    def release(self, /, tensor: Tensor, event: object | None = None) -> None:
+        """
+        Gives back what `acquire` has returned. With an `event` (anything with `query()` and `synchronize()`)
+        it is used again only when that has completed.
+
+        Raises `EbbtideError` for a tensor that is not from this pool or was given back before, `SettingError`
+        for what is no event.
+        """
+    def shrink(self, /) -> int:
+        """
+        Gives the memory back that is free. Returns bytes.
+        """
+    @property
+    def total_allocated(self, /) -> int:
+        """
+        Bytes that are allocated now, handed out or not, by hand and for groups.
         """
 
 @final

@@ -300,7 +300,11 @@ def test_m4_the_group_ends_with_an_exception(manager: SwapManager) -> None:
         with pytest.raises(ValueError, match="third"):
             step(model)
         assert manager.get_current_group_name() is None
+        # The two layers before it have left; the failed one's group is given up.
+        assert [len(groups) for groups in manager._groups.values()] == [1, 1]
         fail[0] = False
+        gc.collect()
+        assert manager.active_group_count() == 0
         assert_equal(step(model), reference)
     gc.collect()
     assert (manager.active_group_count(), held()) == (0, (0, 0))

@@ -136,7 +136,8 @@ impl Exchange {
         // SAFETY: the header is the same in all versions.
         let fits = unsafe { table.as_ref().version.major } == 1;
         // SAFETY: version 1 has these fields.
-        let complete = fits && unsafe { table.as_ref().to_object.is_some() && table.as_ref().describe.is_some() };
+        let complete = fits
+            && unsafe { table.as_ref().to_object.is_some() && table.as_ref().describe.is_some() };
         complete.then_some(Self { table })
     }
 
@@ -183,7 +184,8 @@ impl Exchange {
     ) -> PyResult<Bound<'py, PyAny>> {
         // SAFETY: `of` has checked that it is there.
         let to_object = unsafe { self.table.as_ref().to_object };
-        let to_object = to_object.ok_or_else(|| pyo3::exceptions::PySystemError::new_err("no DLPack"))?;
+        let to_object =
+            to_object.ok_or_else(|| pyo3::exceptions::PySystemError::new_err("no DLPack"))?;
         let data = buffer.as_slice().as_ptr().wrapping_add(offset).cast_mut();
         let managed = Managed {
             version: Version { major: 1, minor: 0 },

@@ -288,8 +288,8 @@ impl Accelerator for Gatherer {
 
 impl Streams for HostMover {
     /// Copies within RAM have ended when they are marked: a stream has nothing to say.
-    fn asked(&mut self, _: &Bound<'_, PyAny>) -> Result<(), BackendError> {
-        Ok(())
+    fn asked(&mut self, stream: &Bound<'_, PyAny>) -> Result<(), BackendError> {
+        crate::stream::is_stream(stream)
     }
 
     fn shrink(&mut self) -> u64 {

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ebbtide_core::{Facts, Registered, Saved, TensorId};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::error::{phase, setting};
 use crate::held::Held;
-use crate::hub::{Hub, Inner, Locked};
+use crate::hub::{ByName, Hub, Inner, Locked};
 use crate::pool::Pool;
 use crate::torch::{Torch, storage_key, storage_of};
 use crate::types::{Tensor, Tensors};
@@ -92,7 +93,9 @@ impl Group {
             inner.close(self.id);
             return Ok(());
         }
-        self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.start_offload(id, stream.as_ref())))
+        self.hub.waiting(&self.name, || {
+            inner.each(self.id, |unit, id| unit.start_offload(id, stream.as_ref()))
+        })
     }
 
     /// Whether `wait_offload` would return at once.
@@ -130,7 +133,9 @@ impl Group {
         }
         let mut inner = self.require(py, "away", "start_load")?;
         inner.entry(self.id)?.phase = "loading";
-        self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.start_load(id, stream.as_ref())))
+        self.hub.waiting(&self.name, || {
+            inner.each(self.id, |unit, id| unit.start_load(id, stream.as_ref()))
+        })
     }
 
     /// Waits until the group is home. What was registered in place is forgotten then.
@@ -139,7 +144,8 @@ impl Group {
     /// tried again), `ChangedError` for a tensor in place that was modified since it was registered.
     fn wait_load(&self, py: Python<'_>) -> PyResult<()> {
         let mut inner = self.require(py, "loading", "wait_load")?;
-        let done = self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.wait_load(id)));
+        let done =
+            self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.wait_load(id)));
         self.settle(&mut inner)?;
         done
     }
@@ -205,7 +211,11 @@ impl Group {
         let mut inner = self.require(py, "open", "add")?;
         let held = Held::in_place(&tensor, (&view, place), facts, Arc::clone(&self.hub.graveyard));
         let held = held.map_err(|error| {
-            let hint = "tensors of inference mode count no changes: clone it outside of inference mode";
+            if !error.get_type(py).is(py.get_type::<PyRuntimeError>()) {
+                return error;
+            }
+            let hint =
+                "tensors of inference mode count no changes: clone it outside of inference mode";
             setting(&format!("this tensor can't be moved in place: {error}"), hint)
         })?;
         let held = Arc::new(held);
@@ -230,22 +240,25 @@ impl Group {
     /// buffer of `pool`, if that is given.
     ///
     /// Raises `PhaseError` if the group is not open, `SettingError` as `add` does.
-    #[pyo3(signature = (tensor, label, *, pool = None))]
+    #[pyo3(signature = (tensor, label, *, pool = None, pack = true))]
     fn mark(
         &self,
         py: Python<'_>,
         tensor: Tensor<'_>,
         label: &str,
         pool: Option<&Bound<'_, Pool>>,
+        pack: bool,
     ) -> PyResult<SavedTensor> {
-        let _ = label;
         let mut inner = self.require(py, "open", "mark")?;
         let key = storage_key(&storage_of(&tensor.0)?)?;
         let pool = match (pool, View::of(Torch::get(py)?, &tensor.0)?) {
-            (Some(pool), Some((_, place))) => Some(pool.get().id_at(py, &self.hub, &mut inner, &place)?),
+            (Some(pool), Some((_, place))) => {
+                Some(pool.get().id_at(py, &self.hub, &mut inner, &place)?)
+            }
             _ => None,
         };
-        let fresh = inner.entry(self.id)?.marks.insert(key, pool).is_none();
+        let named = ByName { label: label.into(), pool, pack };
+        let fresh = inner.entry(self.id)?.marks.insert(key, named).is_none();
         let what = What::Marked { key, fresh };
         Ok(SavedTensor { hub: Arc::clone(&self.hub), group: self.id, what })
     }
@@ -288,7 +301,8 @@ impl Group {
 pub(crate) fn protect(inner: &mut Inner, group: u64, key: usize) -> PyResult<bool> {
     let entry = inner.entry(group)?;
     entry.marks.remove(&key);
-    let found = entry.named.iter().find(|(held, _)| held.key == key).map(|(held, _)| Arc::clone(held));
+    let found =
+        entry.named.iter().find(|(held, _)| held.key == key).map(|(held, _)| Arc::clone(held));
     let Some(held) = found else { return Ok(false) };
     let unit = inner.unit_of_known(&held.place);
     match unit {
@@ -303,20 +317,29 @@ fn register_spans(hub: &Hub, inner: &mut Locked<'_>, group: u64) -> PyResult<()>
     let name = entry.name.clone();
     let wanted = |held: Arc<Held>| {
         let mark = entry.marks.get(&held.key);
-        let pool = held.pool.get().copied().or(mark.copied().flatten());
-        (mark.is_some() || held.wanted.load(Ordering::Relaxed)).then_some((held, pool))
+        if mark.is_none() && !held.wanted.load(Ordering::Relaxed) {
+            return None;
+        }
+        let pool = held.pool.get().copied().or(mark.and_then(|mark| mark.pool));
+        let pack = mark.map_or(held.packed.load(Ordering::Relaxed), |mark| mark.pack);
+        let label = held.label(mark.map_or(&name, |mark| &mark.label));
+        Some((held, pool, pack, label))
     };
-    let spans: Vec<_> = entry.spans.iter().filter_map(std::sync::Weak::upgrade).filter_map(wanted).collect();
-    for (held, pool) in spans {
+    let spans: Vec<_> =
+        entry.spans.iter().filter_map(std::sync::Weak::upgrade).filter_map(wanted).collect();
+    for (held, pool, pack, label) in spans {
         let unit = inner.unit_of(hub, &held.place)?;
         let part = inner.part(group, unit)?;
         let bytes = held.range().len() as u64;
-        let mut saved = Saved::whole(Arc::clone(&held), bytes).element(held.element).pack();
+        let mut saved = Saved::whole(Arc::clone(&held), bytes).element(held.element);
+        if pack {
+            saved = saved.pack();
+        }
         if let Some(pool) = pool {
             saved = saved.pool(pool);
         }
         // A span is the engine's business once, so it is always new.
-        let _ = inner.unit(unit).register(part, saved, &held.label(&name))?;
+        let _ = inner.unit(unit).register(part, saved, &label)?;
     }
     Ok(())
 }
@@ -333,9 +356,10 @@ fn named(py: Python<'_>, held: &Arc<Held>, view: &View, pack: bool) -> PyResult<
     let start: usize = named.storage.bind(py).call_method0(intern!(py, "data_ptr"))?.extract()?;
     let reach = view.reach();
     // A tensor without elements has no address.
-    let first = reach.start.checked_sub(start).unwrap_or_default() as u64;
+    let first = reach.start.saturating_sub(start) as u64;
     let range = first..first + reach.len() as u64;
-    let mut saved = Saved::whole(Arc::clone(held), named.facts.bytes).slice(range).element(held.element);
+    let mut saved =
+        Saved::whole(Arc::clone(held), named.facts.bytes).slice(range).element(held.element);
     if pack {
         saved = saved.pack();
     }
@@ -374,7 +398,8 @@ impl SavedTensor {
     fn tier(&self, py: Python<'_>) -> PyResult<&'static str> {
         let mut inner = self.hub.lock(py)?;
         if !inner.groups.contains_key(&self.group) {
-            let lost = matches!(&self.what, What::Named { lost, .. } if lost.load(Ordering::Relaxed));
+            let lost =
+                matches!(&self.what, What::Named { lost, .. } if lost.load(Ordering::Relaxed));
             return Ok(if lost { "gone" } else { "device" });
         }
         match self.what {
@@ -388,8 +413,12 @@ impl SavedTensor {
     #[getter]
     fn registered(&self) -> &'static str {
         match self.what {
-            What::Named { registered: Registered::New, .. } | What::Marked { fresh: true, .. } => "new",
-            What::Named { registered: Registered::Duplicate, .. } | What::Marked { .. } => "duplicate",
+            What::Named { registered: Registered::New, .. } | What::Marked { fresh: true, .. } => {
+                "new"
+            }
+            What::Named { registered: Registered::Duplicate, .. } | What::Marked { .. } => {
+                "duplicate"
+            }
             What::Named { registered: Registered::Merged, .. } => "merged",
             What::Named { registered: Registered::Shared(_), .. } => "shared",
         }
@@ -403,7 +432,10 @@ impl SavedTensor {
             What::Named { unit, id, .. } if inner.groups.contains_key(&self.group) => {
                 inner.unit(unit).describe(id)
             }
-            _ => Ok(format!("a tensor: state {state}, duplicate {}", self.registered() == "duplicate")),
+            _ => Ok(format!(
+                "a tensor: state {state}, duplicate {}",
+                self.registered() == "duplicate"
+            )),
         }
     }
 
@@ -425,7 +457,8 @@ impl SavedTensor {
 
 fn marked_state(inner: &Locked<'_>, group: u64, key: usize) -> &'static str {
     let spans = inner.spans.get(&key).into_iter().flatten();
-    let mut spans = spans.filter(|(_, owner)| *owner == group).filter_map(|(span, _)| span.upgrade());
+    let mut spans =
+        spans.filter(|(_, owner)| *owner == group).filter_map(|(span, _)| span.upgrade());
     let Some(span) = spans.next() else { return "device" };
     match inner.phase(group) {
         "offloading" if inner.groups[&group].marks.contains_key(&key) => "d2h",

@@ -51,7 +51,9 @@ impl Ahead {
             return Ok(());
         }
         if let Err(error) = inner.each(self.group, |unit, id| unit.start_load(id, None)) {
-            self.hub.log.warn(format!("a prefetch could not be started, the group is loaded on demand: {error}"));
+            self.hub.log.warn(format!(
+                "a prefetch could not be started, the group is loaded on demand: {error}"
+            ));
         }
         Ok(())
     }
@@ -125,8 +127,10 @@ fn bring<'py>(
     // Where the bytes are is only certain once the group is home.
     let found = claim.held.find(py, number);
     let start = claim.held.range().start;
-    let name = || inner.groups.get(&claim.group).map_or_else(|| "a layer".into(), |g| g.name.clone());
-    let name = if matches!(found, Found::Ram(..) | Found::Torch(_)) { String::new() } else { name() };
+    let name =
+        || inner.groups.get(&claim.group).map_or_else(|| "a layer".into(), |g| g.name.clone());
+    let name =
+        if matches!(found, Found::Ram(..) | Found::Torch(_)) { String::new() } else { name() };
     drop(inner);
     let torch = Torch::get(py)?;
     match found {

@@ -48,6 +48,8 @@ pub(crate) struct Held {
     pub(crate) element: Element,
     /// It is to be swapped whether or not it is marked by name.
     pub(crate) wanted: AtomicBool,
+    /// It may share a host buffer with others.
+    pub(crate) packed: AtomicBool,
     /// The pool that a span's copy goes to, if not the engine's own.
     pub(crate) pool: OnceLock<PoolId>,
     /// Its group was given up while it was away: it has no bytes any more.
@@ -102,7 +104,10 @@ pub(crate) enum Found {
     Away,
     Ram(Arc<AlignedBuf>, usize),
     Torch(Py<PyAny>),
-    Changed { was: u64, now: u64 },
+    Changed {
+        was: u64,
+        now: u64,
+    },
     Gone,
 }
 
@@ -123,7 +128,13 @@ impl Held {
         graveyard: Arc<Graveyard>,
     ) -> Self {
         let content = Content::Device(vec![Alias { tensor: alias, version }]);
-        let kind = Kind::Span(Mutex::new(Span { range: view.reach(), version, changed: None, content, weak: None }));
+        let kind = Kind::Span(Mutex::new(Span {
+            range: view.reach(),
+            version,
+            changed: None,
+            content,
+            weak: None,
+        }));
         let (sizes, element) = (view.sizes().into(), view.element());
         Self {
             kind,
@@ -132,6 +143,7 @@ impl Held {
             sizes,
             element,
             wanted: AtomicBool::new(false),
+            packed: AtomicBool::new(true),
             pool: OnceLock::new(),
             lost: Arc::default(),
             graveyard,
@@ -163,6 +175,7 @@ impl Held {
             sizes,
             element,
             wanted: AtomicBool::new(true),
+            packed: AtomicBool::new(true),
             pool: OnceLock::new(),
             lost: Arc::default(),
             graveyard,

@@ -92,11 +92,19 @@ pub(crate) struct Entry {
     /// Claims on its spans that have not ended.
     pub(crate) live: usize,
     /// Storages that are to be swapped by name, and the pool for their copy.
-    pub(crate) marks: HashMap<usize, Option<PoolId>>,
+    pub(crate) marks: HashMap<usize, ByName>,
     /// Its phase while it has no parts.
     pub(crate) phase: &'static str,
     /// Somebody has asked for one of its tensors.
     pub(crate) asked: bool,
+}
+
+/// How a storage that was named is called in errors, and how it travels.
+#[derive(Clone)]
+pub(crate) struct ByName {
+    pub(crate) label: String,
+    pub(crate) pool: Option<PoolId>,
+    pub(crate) pack: bool,
 }
 
 /// The lock of a hub, held.
@@ -224,7 +232,10 @@ impl Inner {
     /// It is closed, or was given up.
     pub(crate) fn entry(&mut self, group: u64) -> PyResult<&mut Entry> {
         self.groups.get_mut(&group).ok_or_else(|| {
-            phase("the group is closed, or its step was given up", "open a new one for the next pass")
+            phase(
+                "the group is closed, or its step was given up",
+                "open a new one for the next pass",
+            )
         })
     }
 
@@ -310,7 +321,12 @@ impl Inner {
         }
         let named = entry.named.iter().map(|(held, _)| Arc::clone(held));
         Python::attach(|py| {
-            entry.spans.iter().filter_map(Weak::upgrade).chain(named).for_each(|held| held.give_up(py));
+            entry
+                .spans
+                .iter()
+                .filter_map(Weak::upgrade)
+                .chain(named)
+                .for_each(|held| held.give_up(py));
         });
         let Some(open) = self.passes.get_mut(&entry.pass) else { return };
         *open -= 1;

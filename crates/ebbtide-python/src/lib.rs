@@ -16,6 +16,7 @@
 //! | `error`, `log`, `picture`, `types` | exceptions, warnings, the timeline, the types that stubs show |
 #![deny(unsafe_op_in_unsafe_fn)]
 #![warn(missing_docs)]
+#![allow(clippy::needless_pass_by_value, reason = "PyO3 hands arguments over by value")]
 
 mod accel;
 mod call;

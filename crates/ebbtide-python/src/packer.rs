@@ -12,8 +12,8 @@ use crate::claim::Claim;
 use crate::group::Group;
 use crate::handle::{Ahead, Handle, Kept};
 use crate::held::Held;
-use crate::pool::Pool;
 use crate::hub::{Hub, Locked};
+use crate::pool::Pool;
 use crate::torch::{Torch, storage_key, storage_of, version_of};
 use crate::types::{Decide, Find, Tensor, Tensors};
 use crate::view::{Place, View};
@@ -49,6 +49,8 @@ impl Keep {
 /// `group`, or what `find` answers when it is first needed. Everything else stays where it is, and is
 /// compared by version when it is unpacked, as torch does without hooks.
 ///
+/// Small storages share host buffers unless `pack` is false; those of `pool`, if that is given.
+///
 /// `ahead` is the group of the region before this one: it starts to come back when the first of the
 /// tensors that stayed is unpacked. Copies go to buffers of `pool`, if that is given.
 #[pyclass(frozen, module = "ebbtide._native")]
@@ -59,7 +61,9 @@ pub(crate) struct Packer {
     min_bytes: u64,
     decide: Option<Py<PyAny>>,
     marked_only: bool,
+    /// How its storages travel: in which pool's buffers, and whether small ones share some.
     pool: Option<Py<Pool>>,
+    pack: bool,
     ahead: Option<Arc<Ahead>>,
     tensors: AtomicUsize,
     kept: AtomicUsize,
@@ -70,7 +74,7 @@ impl Packer {
     /// A pack hook for the code that runs while it is installed.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "named by keyword in Python")]
-    #[pyo3(signature = (group = None, *, find = None, keep = None, min_bytes: "int" = 0, decide = None, marked_only = false, ahead = None, pool = None))]
+    #[pyo3(signature = (group = None, *, find = None, keep = None, min_bytes: "int" = 0, decide = None, marked_only = false, ahead = None, pool = None, pack = true))]
     fn new(
         group: Option<Py<Group>>,
         find: Option<Find<'_>>,
@@ -80,6 +84,7 @@ impl Packer {
         marked_only: bool,
         ahead: Option<PyRef<'_, Group>>,
         pool: Option<Py<Pool>>,
+        pack: bool,
     ) -> Self {
         Self {
             group: Mutex::new(group),
@@ -89,6 +94,7 @@ impl Packer {
             decide: decide.map(|decide| decide.0.unbind()),
             marked_only,
             pool,
+            pack,
             ahead: ahead.map(|group| Arc::new(Ahead::new(&group.hub, group.id))),
             tensors: AtomicUsize::new(0),
             kept: AtomicUsize::new(0),
@@ -101,15 +107,14 @@ impl Packer {
     fn __call__<'py>(&self, py: Python<'py>, tensor: Tensor<'py>) -> PyResult<Bound<'py, PyAny>> {
         let tensor = tensor.0;
         let torch = Torch::get(py)?;
-        let kept = match self.save(torch, &tensor)? {
-            Some(saved) => saved,
-            None => {
-                self.kept.fetch_add(1, Ordering::Relaxed);
-                match keep_here(&tensor, self.ahead.as_ref()) {
-                    Ok(kept) => kept,
-                    // It can't even be detached: as it is, then.
-                    Err(_) => return Ok(tensor),
-                }
+        let kept = if let Some(saved) = self.save(torch, &tensor)? {
+            saved
+        } else {
+            self.kept.fetch_add(1, Ordering::Relaxed);
+            match keep_here(&tensor, self.ahead.as_ref()) {
+                Ok(kept) => kept,
+                // It can't even be detached: as it is, then.
+                Err(_) => return Ok(tensor),
             }
         };
         Ok(Bound::new(py, Handle(kept))?.into_any())
@@ -157,7 +162,11 @@ impl Packer {
         }
         let Some((view, place)) = View::of(torch, tensor)? else { return Ok(None) };
         let reach = view.reach();
-        if reach.is_empty() || view.data == 0 || view.bytes() < self.min_bytes || torch.is_parameter(tensor)? {
+        if reach.is_empty()
+            || view.data == 0
+            || view.bytes() < self.min_bytes
+            || torch.is_parameter(tensor)?
+        {
             return Ok(None);
         }
         let storage = storage_of(tensor)?;
@@ -172,7 +181,13 @@ impl Packer {
         }
         let Some(group) = self.group(py)? else { return Ok(None) };
         let group = group.get();
-        let saved = claim(py, &group.hub, group.id, (self.marked_only, self.pool.as_ref()), (tensor, view, place, key))?;
+        let saved = claim(
+            py,
+            &group.hub,
+            group.id,
+            (self.marked_only, self.pack, self.pool.as_ref()),
+            (tensor, view, place, key),
+        )?;
         self.tensors.fetch_add(usize::from(saved.is_some()), Ordering::Relaxed);
         Ok(saved)
     }
@@ -189,7 +204,8 @@ impl Packer {
         if split.is_none() {
             return Ok(None);
         }
-        let (names, context): (Vec<(String, Bound<'_, PyAny>)>, Bound<'_, PyAny>) = split.extract()?;
+        let (names, context): (Vec<(String, Bound<'_, PyAny>)>, Bound<'_, PyAny>) =
+            split.extract()?;
         let packed = pyo3::types::PyList::empty(py);
         let mut any = false;
         for (name, part) in names {
@@ -231,7 +247,7 @@ fn claim(
     py: Python<'_>,
     hub: &Arc<Hub>,
     group: u64,
-    (marked_only, pool): (bool, Option<&Py<Pool>>),
+    (marked_only, pack, pool): (bool, bool, Option<&Py<Pool>>),
     (tensor, view, place, key): Eligible<'_, '_>,
 ) -> PyResult<Option<Kept>> {
     let version = version_of(tensor)?;
@@ -243,10 +259,13 @@ fn claim(
     let found = share(&mut inner, (&view, key, version), alias)?;
     let (held, owner, number) = match found {
         Some(found) => found,
-        None if is_common(&inner, key) => return Ok(None),
+        None if is_common(&inner, group, key) => return Ok(None),
         None => {
-            let pool = pool.map(|pool| pool.get().id_at(py, hub, &mut inner, &place)).transpose()?;
-            let held = Held::span((place, key), &view, (alias()?, version), Arc::clone(&hub.graveyard));
+            let pool =
+                pool.map(|pool| pool.get().id_at(py, hub, &mut inner, &place)).transpose()?;
+            let held =
+                Held::span((place, key), &view, (alias()?, version), Arc::clone(&hub.graveyard));
+            held.packed.store(pack, Ordering::Relaxed);
             if let Some(pool) = pool {
                 let _ = held.pool.set(pool);
             }
@@ -268,9 +287,10 @@ fn claim(
 /// a mask does, and another copy would free nothing.
 const COMMON: usize = 2;
 
-fn is_common(inner: &Locked<'_>, key: usize) -> bool {
+fn is_common(inner: &Locked<'_>, group: u64, key: usize) -> bool {
     let spans = inner.spans.get(&key).into_iter().flatten();
-    spans.filter(|(span, _)| span.strong_count() > 0).count() >= COMMON
+    let others = spans.filter(|(span, owner)| *owner != group && span.strong_count() > 0);
+    others.map(|(_, owner)| owner).collect::<HashSet<_>>().len() >= COMMON
 }
 
 /// A span of a group that is still open which has these bytes in this version, or can grow by them.
@@ -280,7 +300,8 @@ fn share(
     alias: impl Fn() -> PyResult<Py<PyAny>>,
 ) -> PyResult<Option<(Arc<Held>, u64, usize)>> {
     let Some(spans) = inner.spans.get(&key) else { return Ok(None) };
-    let spans: Vec<_> = spans.iter().filter_map(|(span, owner)| Some((span.upgrade()?, *owner))).collect();
+    let spans: Vec<_> =
+        spans.iter().filter_map(|(span, owner)| Some((span.upgrade()?, *owner))).collect();
     let reach = view.reach();
     for (held, owner) in spans {
         if inner.phase(owner) != "open" {

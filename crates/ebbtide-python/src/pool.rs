@@ -284,11 +284,7 @@ struct HostMemory {
 
 fn has_accelerator(py: Python<'_>) -> PyResult<bool> {
     let torch = py.import("torch")?;
-    // Older versions have another name for it, and their accelerator is one of NVIDIA.
-    let Ok(accelerator) = torch.getattr("accelerator") else {
-        return torch.getattr("cuda")?.call_method0("is_available")?.is_truthy();
-    };
-    accelerator.call_method0("is_available")?.is_truthy()
+    torch.getattr("accelerator")?.call_method0("is_available")?.is_truthy()
 }
 
 impl HostMemory {

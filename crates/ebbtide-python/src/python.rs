@@ -47,16 +47,24 @@ impl Hub {
             }
         };
         if host_bytes == Some(0) {
-            return Err(setting("host_bytes=0 leaves no host memory", "give a bound in bytes, or None"));
+            return Err(setting(
+                "host_bytes=0 leaves no host memory",
+                "give a bound in bytes, or None",
+            ));
         }
         ebbtide_store::host_bound(host_bytes).map_err(crate::hub::cannot_open)?;
-        let named = spill_dir.is_some();
         let spill_dir = spill_dir.unwrap_or_else(ebbtide_store::spill_dir);
-        if named && tier == Tier::File {
+        if tier == Tier::File {
             // Opened and closed again: a folder that can't be used is an error now, not in a step.
             drop(ebbtide_store::SpillFile::open(&spill_dir).map_err(crate::hub::cannot_open)?);
         }
-        Ok(Self(Arc::new(Shared::new(Settings { tier, spill_dir, host_bytes, prefetch, timeline }))))
+        Ok(Self(Arc::new(Shared::new(Settings {
+            tier,
+            spill_dir,
+            host_bytes,
+            prefetch,
+            timeline,
+        }))))
     }
 
     /// The tier that was asked for.
@@ -117,10 +125,16 @@ impl Hub {
         let mut inner = self.0.lock(py)?;
         let groups: Vec<u64> = inner.groups.keys().copied().collect();
         let mut first = Ok(());
-        for group in groups.into_iter().filter(|group| inner.phase(*group) == "offloading").collect::<Vec<_>>() {
+        for group in groups
+            .into_iter()
+            .filter(|group| inner.phase(*group) == "offloading")
+            .collect::<Vec<_>>()
+        {
             inner.entry(group)?.phase = "away";
             crate::sole::keep_what_is_used(py, &self.0, &mut inner, group)?;
-            let done = self.0.waiting("synchronize", || inner.each(group, |unit, id| unit.wait_offload(id)));
+            let done = self
+                .0
+                .waiting("synchronize", || inner.each(group, |unit, id| unit.wait_offload(id)));
             first = first.and(done);
         }
         first

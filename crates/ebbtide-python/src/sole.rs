@@ -29,7 +29,12 @@ use crate::torch::Torch;
 ///
 /// # Errors
 /// One can't be kept.
-pub(crate) fn keep_what_is_used(py: Python<'_>, hub: &Hub, inner: &mut Locked<'_>, group: u64) -> PyResult<()> {
+pub(crate) fn keep_what_is_used(
+    py: Python<'_>,
+    hub: &Hub,
+    inner: &mut Locked<'_>,
+    group: u64,
+) -> PyResult<()> {
     let named = inner.entry(group)?.named.clone();
     if named.is_empty() {
         return Ok(());
@@ -108,7 +113,9 @@ impl<'py> Known<'py> {
         }
         for address in tensors {
             let Some(uses) = self.tensors.get(address) else { return Ok(false) };
-            let Ok(count) = uses.tensor.call_method0(intern!(py, "_use_count")) else { return Ok(false) };
+            let Ok(count) = uses.tensor.call_method0(intern!(py, "_use_count")) else {
+                return Ok(false);
+            };
             // One is Python's.
             let autograd = count.extract::<u64>()? != 1 + uses.views;
             let known = isize::try_from(uses.references).unwrap_or(isize::MAX);

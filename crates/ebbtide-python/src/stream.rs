@@ -17,6 +17,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use ebbtide_core::BackendError;
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -81,6 +82,21 @@ impl Calls {
             event: torch.getattr("Event")?.unbind(),
         })
     }
+}
+
+/// Where streams have nothing to say, at least it must be one.
+///
+/// # Errors
+/// It is neither a stream of torch nor the number of one.
+pub(crate) fn is_stream(object: &Bound<'_, PyAny>) -> Result<(), BackendError> {
+    let py = object.py();
+    let stream = py.import("torch").and_then(|torch| torch.getattr("Stream"));
+    let known = stream.is_ok_and(|stream| object.is_instance(&stream).is_ok_and(|is| is));
+    if known || object.is_instance_of::<pyo3::types::PyInt>() {
+        return Ok(());
+    }
+    let message = format!("this is no stream: {object:?}");
+    Err(BackendError::new(message).with_hint("pass a torch.Stream, or none"))
 }
 
 impl Streams {

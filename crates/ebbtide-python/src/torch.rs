@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
-use crate::dlpack::{DlType, Dims, Exchange};
+use crate::dlpack::{Dims, DlType, Exchange};
 
 /// Objects of torch, and the C table if there is one.
 pub(crate) struct Torch {
@@ -30,9 +30,26 @@ static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
 
 /// Names of the element types that DLPack names one to one.
 const EXACT: [&str; 20] = [
-    "float32", "float64", "float16", "bfloat16", "complex64", "complex128", "int8", "int16", "int32",
-    "int64", "uint8", "uint16", "uint32", "uint64", "bool", "float8_e4m3fn", "float8_e5m2",
-    "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+    "float32",
+    "float64",
+    "float16",
+    "bfloat16",
+    "complex64",
+    "complex128",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "bool",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float8_e4m3fnuz",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
 ];
 
 impl Torch {
@@ -138,7 +155,11 @@ impl Torch {
     }
 
     /// A tensor of `bytes` bytes on a device, of undefined content.
-    pub(crate) fn bytes<'py>(&self, device: &Bound<'py, PyAny>, bytes: u64) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn bytes<'py>(
+        &self,
+        device: &Bound<'py, PyAny>,
+        bytes: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let py = device.py();
         let kwargs = pyo3::types::PyDict::new(py);
         kwargs.set_item(intern!(py, "dtype"), self.uint8.bind(py))?;

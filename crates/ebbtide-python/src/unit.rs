@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use ebbtide_core::{
-    BackendError, Budget, Counters, Direct, Engine, GroupId, LayerId, Mover, Observer, Pass, PoolId, Registered,
-    Saved, StoreStats, TensorId,
+    BackendError, Budget, Counters, Direct, Engine, GroupId, LayerId, Mover, Observer, Pass,
+    PoolId, Registered, Saved, StoreStats, TensorId,
 };
 use ebbtide_store::AnyStore;
 use pyo3::prelude::*;
@@ -51,15 +51,20 @@ pub(crate) trait Streams: Mover {
 
 impl Streams for RamMover {
     /// Copies of RAM run in threads of the tier: a stream has nothing to say.
-    fn asked(&mut self, _: &Bound<'_, PyAny>) -> Result<(), BackendError> {
-        Ok(())
+    fn asked(&mut self, stream: &Bound<'_, PyAny>) -> Result<(), BackendError> {
+        crate::stream::is_stream(stream)
     }
 }
 
 /// An engine, by what the hub asks of it. The methods are those of [`Engine`].
 pub(crate) trait Unit: Send {
     fn open(&mut self, layer: LayerId, pass: Pass, name: &str) -> GroupId;
-    fn register(&mut self, group: GroupId, saved: Saved<Arc<Held>>, label: &str) -> PyResult<(TensorId, Registered)>;
+    fn register(
+        &mut self,
+        group: GroupId,
+        saved: Saved<Arc<Held>>,
+        label: &str,
+    ) -> PyResult<(TensorId, Registered)>;
     fn protect(&mut self, storage: &Arc<Held>) -> PyResult<bool>;
     fn start_offload(&mut self, group: GroupId, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()>;
     fn wait_offload(&mut self, group: GroupId) -> PyResult<()>;
@@ -82,7 +87,11 @@ pub(crate) trait Unit: Send {
 }
 
 /// An engine with its observer.
-pub(crate) fn unit<M>(prefetch: usize, mover: M, observer: impl Observer + Send + 'static) -> Box<dyn Unit>
+pub(crate) fn unit<M>(
+    prefetch: usize,
+    mover: M,
+    observer: impl Observer + Send + 'static,
+) -> Box<dyn Unit>
 where
     M: Streams<Storage = Arc<Held>> + Send + 'static,
     Engine<M>: Send,
@@ -92,7 +101,10 @@ where
     Box::new(engine)
 }
 
-fn stream<M: Streams>(engine: &mut Engine<M>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Option<M::Stream>> {
+fn stream<M: Streams>(
+    engine: &mut Engine<M>,
+    stream: Option<&Bound<'_, PyAny>>,
+) -> PyResult<Option<M::Stream>> {
     let asked = stream.map(|stream| engine.mover_mut().asked(stream)).transpose();
     asked.map_err(|error| raise_backend(Class::Setting, error))
 }
@@ -107,7 +119,12 @@ where
         Engine::open(self, layer, pass)
     }
 
-    fn register(&mut self, group: GroupId, saved: Saved<Arc<Held>>, label: &str) -> PyResult<(TensorId, Registered)> {
+    fn register(
+        &mut self,
+        group: GroupId,
+        saved: Saved<Arc<Held>>,
+        label: &str,
+    ) -> PyResult<(TensorId, Registered)> {
         let label = self.label(label);
         Engine::register(self, group, saved.label(label)).map_err(raise)
     }
@@ -161,7 +178,6 @@ where
     fn describe(&self, tensor: TensorId) -> PyResult<String> {
         Engine::describe(self, tensor).map_err(raise)
     }
-
 
     fn finish_backward(&mut self) {
         Engine::finish_backward(self);

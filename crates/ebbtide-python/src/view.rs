@@ -7,7 +7,7 @@ use ebbtide_store::AlignedBuf;
 use pyo3::intern;
 use pyo3::prelude::*;
 
-use crate::dlpack::{DlType, Dims};
+use crate::dlpack::{Dims, DlType};
 use crate::torch::Torch;
 
 /// A tensor without its bytes.
@@ -186,7 +186,8 @@ impl View {
 
     fn put_bits<'py>(&self, tensor: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = tensor.py();
-        let tensor = if self.conjugate { tensor.call_method0(intern!(py, "conj"))? } else { tensor };
+        let tensor =
+            if self.conjugate { tensor.call_method0(intern!(py, "conj"))? } else { tensor };
         if self.negative { tensor.call_method0(intern!(py, "_neg_view")) } else { Ok(tensor) }
     }
 }

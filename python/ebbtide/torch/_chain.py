@@ -82,7 +82,9 @@ class LayerCall:
         return self._outer
 
     def under_way(self) -> bool:
-        """Whether the call is on this thread's stack."""
+        """Whether the call is on this thread's stack, as far as can be told."""
+        if self._frame is None:
+            return True
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
@@ -94,7 +96,7 @@ class LayerCall:
         trace: TracebackType | None = None if error is None else error.__traceback__
         while trace is not None and trace.tb_frame is not self._frame:
             trace = trace.tb_next
-        return trace is not None
+        return trace is not None and self._frame is not None
 
     def begins_backward(self) -> bool:
         """Whether this is the first time that somebody says so."""
@@ -250,12 +252,14 @@ class Layers:
 
     def leave(self, manager: SwapManager, layer: Layer) -> tuple[LayerCall, bool] | None:
         """A layer's forward ended; the call, and whether it succeeded."""
-        self.purge()
         calls = self._local.calls
+        # One that fails is not on the stack any more, but its exception still is.
+        failed = bool(calls) and calls[-1].layer is layer and calls[-1].failed()
+        if not failed:
+            self.purge()
         if not calls or calls[-1].layer is not layer:
             return None  # its pre-hook did nothing
         call = calls.pop()
-        failed = call.failed()
         manager.set_current_group_name(call.close())
         return call, not failed
 

@@ -22,7 +22,7 @@ import torch
 from ebbtide._native import Hub
 from ebbtide.errors import EbbtideWarning, PhaseError
 from ebbtide.torch import _stats
-from ebbtide.torch._settings import folder
+from ebbtide.torch._settings import check_numbers, check_tier, folder
 
 
 class Settings(NamedTuple):
@@ -75,6 +75,8 @@ def configure(
         >>> ebbtide.torch.configure(tier="file", spill_dir="/mnt/nvme")
     """
     global _settings, _source
+    check_tier(tier)
+    check_numbers(host_bytes=host_bytes)
     wanted = Settings(tier, folder(spill_dir), host_bytes)
     with _lock:
         if _source is not None:
@@ -135,6 +137,11 @@ def top_hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
     return top
 
 
+def hooks_can_be_seen() -> bool:
+    """Whether PyTorch can say which saved-tensor hooks apply, which it can from 2.8 on."""
+    return hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks")
+
+
 def hooks_are_free() -> bool:
     """Whether it is certain that nobody's saved-tensor hooks apply now, which ours would hide."""
-    return hasattr(torch._C._autograd, "_top_saved_tensors_default_hooks") and top_hooks() is None
+    return hooks_can_be_seen() and top_hooks() is None

@@ -33,6 +33,7 @@ from ebbtide.errors import EbbtideError, SettingError
 from ebbtide.torch import _defaults, _stats
 from ebbtide.torch._chain import LayerCall, Layers
 from ebbtide.torch._hooks import in_backward
+from ebbtide.torch._settings import check_group_name
 from ebbtide.torch._tensors import Region, SwapGroup
 
 NOT_HOME = ("open", "offloading", "away", "loading")
@@ -84,9 +85,12 @@ class SwapManager:
     # -- groups by name
 
     def ensure_group(self, group_name: str) -> SwapGroup:
-        """The open group of a name, made if there is none or if the one there is has left already."""
-        if not isinstance(group_name, str) or not group_name:
-            raise SettingError(f"{group_name!r} is no name of a group", "pass a text that isn't empty")
+        """The open group of a name, made if there is none or if the one there is has left already.
+
+        Raises:
+            SettingError: The name is no text, or empty.
+        """
+        check_group_name(group_name)
         with self._lock:
             groups = self._pruned(group_name)
             if groups and groups[-1].phase == "open":
@@ -100,7 +104,7 @@ class SwapManager:
         """Adds a region to a group; to a new one of this name, if those that there are have left.
 
         Raises:
-            SettingError: The name has no group.
+            SettingError: The name has no group, or `storage` is no region.
         """
         self._find(group_name, ("open",))
         self.ensure_group(group_name).add(storage)
@@ -110,31 +114,70 @@ class SwapManager:
 
         Args:
             group_name: A name that has a group.
-            tensors: Tensors in any nesting of lists, tuples and dicts.
+            tensors: Tensors in any nesting of lists, tuples and dicts; anything else is ignored.
+
+        Raises:
+            SettingError: The name has no group.
+            CopyError: One that is away can't be brought back.
         """
         self._find(group_name, ())
         groups = [group for group in self._named(group_name) if group.phase in NOT_HOME]
         return sum(group.protect_alias_tensors(tensors) for group in groups)
 
     def launch_offload(self, group_name: str, copy_stream: object | None = None) -> None:
-        """Starts the offload of a group; on this stream, if one is given.
+        """Starts the offload of a group.
+
+        Args:
+            group_name: A name that has a group.
+            copy_stream: Stream of the device to copy on. None: the engine's own.
 
         Raises:
-            SettingError: The name has no group.
+            SettingError: The name has no group, or `copy_stream` is no stream of the device.
             EbbtideError: As for `SwapGroup.launch_offload`.
         """
         self._find(group_name, ("open",)).launch_offload(copy_stream)
 
     def wait_offload(self, group_name: str) -> None:
-        """Waits for the offload of a group."""
+        """Waits for the offload of a group, and frees its memory.
+
+        Args:
+            group_name: A name that has a group.
+
+        Raises:
+            SettingError: The name has no group.
+            PhaseError: No offload of it was started, or it was waited for already.
+            ChangedError: A tensor was modified while it left: it stays on the device.
+            CopyError: A copy failed: that tensor stays on the device.
+            NoRoomError: The tier has no room for it: that tensor stays on the device.
+        """
         self._find(group_name, ("offloading",)).wait_offload()
 
     def launch_load(self, group_name: str, copy_stream: object | None = None) -> None:
-        """Starts the load of a group; on this stream, if one is given."""
+        """Starts the load of a group; finishes an offload that is under way first.
+
+        Args:
+            group_name: A name that has a group.
+            copy_stream: Stream of the device to copy on. None: the engine's own.
+
+        Raises:
+            SettingError: The name has no group, or `copy_stream` is no stream of the device.
+            PhaseError: The group is not away.
+            NoRoomError: The device has no room for it. It can be tried again.
+            CopyError: A copy could not be started. It can be tried again.
+        """
         self._find(group_name, ("offloading", "away")).launch_load(copy_stream)
 
     def wait_load(self, group_name: str) -> None:
-        """Waits for the load of a group. It is forgotten afterwards."""
+        """Waits for the load of a group. It is forgotten afterwards.
+
+        Args:
+            group_name: A name that has a group.
+
+        Raises:
+            SettingError: The name has no group.
+            PhaseError: No load of it was started, or it was waited for already.
+            CopyError: A copy failed. It can be tried again.
+        """
         group = self._find(group_name, ("loading",))
         group.wait_load()
         self._forget(group)
@@ -217,7 +260,12 @@ class SwapManager:
         self._layers.follow(self, first_layer, second_layer)
 
     def unregister_forward_prefetch_hooks(self, module: nn.Module) -> int:
-        """Takes the hooks off a layer; returns how many there were."""
+        """Takes the hooks off a layer; returns how many there were.
+
+        Raises:
+            SettingError: It is no module.
+        """
+        _check_layer(module)
         return self._layers.unhook(module)
 
     def unregister_forward_prefetch_layer(self, module: nn.Module | Iterable[nn.Module]) -> None:
@@ -225,8 +273,13 @@ class SwapManager:
 
         Its neighbours follow each other from then on. It can be declared anew. A module that is in no
         chain is skipped.
+
+        Raises:
+            SettingError: Something of this is no module. Nothing has changed.
         """
-        modules = [module] if isinstance(module, nn.Module) else list(module)
+        modules = list(module) if isinstance(module, Iterable) and not isinstance(module, nn.Module) else [module]
+        for each in modules:
+            _check_layer(each)
         for each in modules:
             name = self._layers.remove(each)
             if name is not None:
@@ -319,6 +372,7 @@ class SwapManager:
 
     def _find(self, group_name: str, phases: tuple[str, ...]) -> SwapGroup:
         """The newest group in such a phase; without one the newest, whose refusal says what is wrong."""
+        check_group_name(group_name)
         groups = self._named(group_name)
         if not groups:
             raise SettingError(f"there is no group {group_name!r}", "make it with ensure_group first")
@@ -331,6 +385,11 @@ class SwapManager:
                 groups.remove(group)
             if not groups:
                 self._groups.pop(group.group_name, None)
+
+
+def _check_layer(module: object) -> None:
+    if not isinstance(module, nn.Module):
+        raise SettingError(f"a {type(module).__name__} is no layer", "pass the module that was declared")
 
 
 def _free_pass(groups: list[SwapGroup]) -> int:

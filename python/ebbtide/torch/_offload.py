@@ -23,7 +23,9 @@ from ebbtide.torch._settings import (
     MIN_BYTES,
     Predicate,
     Selection,
+    check_group_name,
     check_numbers,
+    check_tier,
     deciding,
     folder,
     split_selection,
@@ -50,9 +52,10 @@ def _forget() -> None:
 class offload(ContextDecorator):
     """Context (or decorator) in which what autograd saves is swapped, as one group.
 
-    What was saved leaves when the `with` ends, while the code after it runs, and its memory is free at the latest
-    when the next `with` of the thread ends. So one around each part of a model lowers the peak; one around all of
-    it only lowers what is held between forward and backward. Inside of a function that `torch.utils.checkpoint` runs it
+    What was saved has left when the `with` ends. On an accelerator the host does not wait for that, only its
+    compute stream does. With `wait=False` the copies run while the code after it runs, and their memory is free
+    at the latest when the next `with` of the thread ends. So one around each part of a model lowers the peak; one
+    around all of it only lowers what is held between forward and backward. Inside of a function that `torch.utils.checkpoint` runs it
     does nothing, with a warning.
 
     Args:
@@ -62,6 +65,7 @@ class offload(ContextDecorator):
         min_bytes: Tensors of fewer bytes stay.
         include: A function `f(tensor) -> bool`, or a list of them, asked about each tensor once.
         exclude: The same for what stays.
+        wait: Whether the copies are complete at the end.
         name: What the group is called in messages and timelines. The order in which groups come home is learnt
             by name, so different parts of a model want different ones.
 
@@ -70,7 +74,7 @@ class offload(ContextDecorator):
 
     Example:
         >>> for i, block in enumerate(blocks):
-        ...     with ebbtide.torch.offload(name=f"block {i}"):
+        ...     with ebbtide.torch.offload(name=f"block {i}", wait=False):
         ...         x = block(x)
         >>> x.mean().backward()
     """
@@ -84,13 +88,17 @@ class offload(ContextDecorator):
         min_bytes: int = MIN_BYTES,
         include: Selection | None = None,
         exclude: Selection | None = None,
+        wait: bool = True,
         name: str = "offload",
     ) -> None:
         _refuse_compiling()
+        check_tier(tier)
         check_numbers(min_bytes=min_bytes, host_bytes=host_bytes)
+        check_group_name(name)
         self._decide = deciding(_functions(include, "include"), _functions(exclude, "exclude"))
         self._settings = (tier, folder(spill_dir), host_bytes)
         self._min_bytes = min_bytes
+        self._wait = wait
         self._name = name
         self._region: Region | None = None
         self._hooks: saved_tensors_hooks | None = None
@@ -105,7 +113,7 @@ class offload(ContextDecorator):
         """As a decorator: a context for each call, so that calls may nest and run in several threads."""
         tier, spill_dir, host_bytes = self._settings
         fresh = offload(tier, spill_dir=spill_dir, host_bytes=host_bytes, min_bytes=self._min_bytes, name=self._name)
-        fresh._decide = self._decide
+        fresh._decide, fresh._wait = self._decide, self._wait
         return fresh
 
     def __enter__(self) -> offload:
@@ -151,9 +159,11 @@ class offload(ContextDecorator):
             raise refused from error
 
     def _send(self, group: _native.Group) -> None:
-        before, _before.group = _before.group, group
+        before, _before.group = _before.group, None if self._wait else group
         group.start_offload()
         wait_offload(before)
+        if self._wait:
+            wait_offload(group)
         for text in self._source().hub.take_warnings():
             warnings.warn(text, EbbtideWarning, stacklevel=3)
 

@@ -7,6 +7,7 @@ import torch
 from ebbtide import _native
 from ebbtide.errors import NoRoomError, SettingError
 from ebbtide.torch import _defaults
+from ebbtide.torch._settings import MOST
 
 
 class PinnedMemoryPool:
@@ -88,6 +89,8 @@ class PinnedMemoryPool:
 def _check_size(name: str, size: object) -> None:
     if not isinstance(size, int) or isinstance(size, bool) or size <= 0:
         raise SettingError(f"{name}={size!r} is no positive number of bytes", f"{name} is in bytes")
+    if size > MOST:
+        raise SettingError(f"{name}={size} is larger than {MOST}", f"{name} is in bytes")
 
 
 def native_pool(cpu_pool: object) -> _native.Pool | None:

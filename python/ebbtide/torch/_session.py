@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from ebbtide import _native
-from ebbtide.errors import PhaseError
+from ebbtide.errors import PhaseError, SettingError
 from ebbtide.torch import _layers, _places, _report, _stats
 from ebbtide.torch._hooks import Wiring, in_backward
 from ebbtide.torch._settings import (
@@ -36,6 +36,8 @@ from ebbtide.torch._settings import (
     Settings,
     check_model,
     check_numbers,
+    check_tier,
+    check_truth,
     deciding,
     folder,
     layer_patterns,
@@ -98,7 +100,9 @@ def session(
         >>> print(s.report())
     """
     check_model(model)
+    check_tier(tier)
     check_numbers(min_bytes=min_bytes, host_bytes=host_bytes, prefetch=prefetch)
+    check_truth("timeline", timeline)
     included, asked = split_selection(include, "include")
     excluded, refused = split_selection(exclude, "exclude")
     named = None if layers is None else layer_patterns(layers)
@@ -259,7 +263,9 @@ class Session:
         Raises:
             SettingError: The session was opened without `timeline=True`, or the file can't be written.
         """
-        return self._source.hub.write_timeline(os.fspath(file))
+        if not isinstance(file, (str, os.PathLike)):
+            raise SettingError(f"timeline() got a {type(file).__name__}", "pass the path of the file to write")
+        return self._source.hub.write_timeline(os.fsdecode(file))
 
     def verify(self, step_fn: Callable[[], object]) -> Verified:
         """Runs steps plain and through this session, from the same state, and compares bits and memory.

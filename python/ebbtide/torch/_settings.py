@@ -15,6 +15,7 @@ from ebbtide.errors import SettingError
 Predicate = Callable[[torch.Tensor], bool]
 Selection = str | Predicate | Sequence[str | Predicate]
 MIN_BYTES = 4096  # a page: less than that does not go back to the system
+MOST = 2**63 - 1  # what the engine can count
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def check_model(model: object) -> None:
 
 
 def check_numbers(**numbers: object) -> None:
-    """Refuses what is no whole number from 0 on; host_bytes may be None."""
+    """Refuses what is no whole number from 0 to `MOST`; host_bytes may be None."""
     for name, value in numbers.items():
         if value is None and name == "host_bytes":
             continue
@@ -56,6 +57,26 @@ def check_numbers(**numbers: object) -> None:
             raise SettingError(f"{name}={value!r} is a {type(value).__name__}", f"{name} takes a whole number")
         if value < 0:
             raise SettingError(f"{name}={value} is negative", f"{name} takes a whole number from 0 on")
+        if value > MOST:
+            raise SettingError(f"{name}={value} is larger than {MOST}", f"{name} takes a smaller number")
+
+
+def check_tier(tier: object) -> None:
+    """Refuses what is no text. Which words there are is the engine's to say."""
+    if tier is not None and not isinstance(tier, str):
+        raise SettingError(f"tier={tier!r} is a {type(tier).__name__}", 'tier takes "file" or "host", or None')
+
+
+def check_truth(name: str, value: object) -> None:
+    """Refuses what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise SettingError(f"{name}={value!r} is a {type(value).__name__}", f"{name} takes True or False")
+
+
+def check_group_name(name: object) -> None:
+    """Refuses what is no text, or an empty one."""
+    if not isinstance(name, str) or not name:
+        raise SettingError(f"{name!r} is no name of a group", "pass a text that isn't empty")
 
 
 def folder(path: str | os.PathLike[str] | None) -> str | None:
@@ -64,7 +85,7 @@ def folder(path: str | os.PathLike[str] | None) -> str | None:
         return None
     if not isinstance(path, (str, os.PathLike)):
         raise SettingError(f"spill_dir={path!r} is a {type(path).__name__}", "spill_dir takes the path of a folder")
-    return os.fspath(path)
+    return os.fsdecode(path)
 
 
 def layer_patterns(layers: object) -> list[str]:

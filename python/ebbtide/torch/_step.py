@@ -129,6 +129,10 @@ class Step:
             self._session._left_alone(name, why)
         elif self._session.policy[name] == "swap":
             self._swap(call, self._numbered(name))
+        elif self._session.policy[name] == "keep" and self._before is not None:
+            # Its backward comes before that of the layer before, which comes back meanwhile.
+            call.packer = _native.Packer(ahead=self._before)
+            call.hooks = push_hooks(call.packer)
 
     def leave(self, layer: nn.Module, output: object) -> None:
         """A layer's forward ended, by return or exception."""
@@ -159,12 +163,14 @@ class Step:
         call.hooks = push_hooks(call.packer)
 
     def _offload(self, call: _Call) -> None:
-        """Starts a call's offload, and waits for the one before."""
+        """Starts a call's offload, and waits for the one before (row M4)."""
         if call.packer is not None:
             self._session._source.counted["tensors_kept"] += call.packer.kept
-        before, self._before = self._before, call.region.group if call.region else None
-        if self._before is not None:
-            self._before.start_offload()
+        group = call.region.group if call.region else None
+        if group is None:
+            return  # the one before may take as long as nothing else leaves
+        before, self._before = self._before, group
+        group.start_offload()
         wait_offload(before)
 
     def _watch_gradient(self, output: object) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Container, Hashable, Iterable, Iterator, M
 from typing import Any, Protocol, SupportsIndex
 
 from ebbtide._native import Group
+from ebbtide.errors import SettingError
+from ebbtide.torch._settings import check_group_name
 from ebbtide.torch._swapped import HOST, Identity, SwapTensor, Trip, base_check_fn, movable
 from ebbtide.torch._trees import leaves
 
@@ -143,7 +145,17 @@ class Region:
         return sum(tensor.protect_if_aliases(storage_ptrs) for tensor in self.iter_swap_tensors())
 
     def launch_offload(self, copy_stream: object | None = None) -> None:
-        """Starts to copy all its tensors out."""
+        """Starts to copy all its tensors out. What has left already, or repeats another one, is passed by.
+
+        Args:
+            copy_stream: Stream of the device to copy on. None: the engine's own.
+
+        Raises:
+            ChangedError: A tensor was resized or modified since it was registered. Nothing was copied.
+            SettingError: `copy_stream` is no stream of the device.
+            NoRoomError: The tier has no room for them. All are on the device.
+            CopyError: A copy could not be made. All are on the device.
+        """
         trip = Trip("region")
         leaving = [tensor for tensor in self.iter_swap_tensors() if tensor._can_leave()]
         if not leaving:
@@ -156,7 +168,13 @@ class Region:
             raise
 
     def wait_offload(self) -> None:
-        """Finishes the offload: frees device memory. The record stays."""
+        """Finishes the offload: frees device memory. The record stays.
+
+        Raises:
+            ChangedError: A tensor was modified while it left: it stays on the device.
+            CopyError: A copy failed: that tensor stays on the device.
+            NoRoomError: The tier has no room for it: that tensor stays on the device.
+        """
         for trip in self._trips("offloading"):
             trip.wait_offload()
 
@@ -167,12 +185,25 @@ class Region:
                 tensor.resize_device_storage()
 
     def launch_load(self, copy_stream: object | None = None) -> None:
-        """Starts to bring all its tensors back."""
+        """Starts to bring all its tensors back.
+
+        Args:
+            copy_stream: Stream of the device to copy on. None: the engine's own.
+
+        Raises:
+            SettingError: `copy_stream` is no stream of the device.
+            NoRoomError: The device has no room for them. It can be tried again.
+            CopyError: A copy could not be started. It can be tried again.
+        """
         for trip in self._trips("offloading", "away"):
             trip.start_load(copy_stream)
 
     def wait_load(self) -> None:
-        """Finishes the load, gives host buffers back, and empties the record."""
+        """Finishes the load, gives host buffers back, and empties the record.
+
+        Raises:
+            CopyError: A copy failed. It can be tried again; the record stays.
+        """
         for trip in self._trips("loading"):
             trip.wait_load()
         for tensor in self.iter_swap_tensors():
@@ -250,6 +281,9 @@ class SwapGroup:
     Args:
         group_name: Name in messages.
 
+    Raises:
+        SettingError: The name is no text, or empty.
+
     Example:
         >>> group = SwapGroup("layer 0"); group.add(region)
         >>> group.launch_offload(); group.wait_offload()
@@ -257,6 +291,7 @@ class SwapGroup:
     """
 
     def __init__(self, group_name: str) -> None:
+        check_group_name(group_name)
         self.group_name = group_name
         self._regions: list[Region] = []
         self._seen: dict[Identity, SwapTensor] = {}
@@ -278,7 +313,13 @@ class SwapGroup:
         return SwapManager().is_last_group(self.group_name)
 
     def add(self, storage: Region) -> None:
-        """Adds a region. What arrives in it later belongs to the group as well, until it leaves."""
+        """Adds a region. What arrives in it later belongs to the group as well, until it leaves.
+
+        Raises:
+            SettingError: It is no region.
+        """
+        if not isinstance(storage, Region):
+            raise SettingError(f"a {type(storage).__name__} is no region", "put tensors into a Region and add that")
         storage._group = weakref.ref(self)
         self._regions.append(storage)
         for tensor in storage.iter_swap_tensors():

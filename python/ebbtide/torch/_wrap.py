@@ -33,7 +33,7 @@ from ebbtide.torch._trees import leaves, same_tree
 
 T = TypeVar("T")
 Policy = Callable[[torch.Tensor], object]
-_warned_in_checkpoint = False
+_warned_in_checkpoint = _warned_of_old_torch = False
 
 
 def current_group(*, named: bool) -> Callable[[], Group | None]:
@@ -118,7 +118,24 @@ def _warn_in_checkpoint() -> None:
 def async_save_on_cpu(
     policy_fn: Policy | None = None, group_swap: bool = False, cpu_pool: object | None = None
 ) -> AsyncSaveOnCpu:
-    """A context that swaps what autograd saves inside; see `AsyncSaveOnCpu`."""
+    """A context that swaps what autograd saves inside.
+
+    Args:
+        policy_fn: Asked once about each tensor that could move; answers `CheckpointPolicy.MUST_SWAP` or
+            `MUST_SAVE`. None: all move.
+        group_swap: Whether small tensors share host buffers.
+        cpu_pool: A `PinnedMemoryPool` for the copies.
+
+    Returns:
+        An `AsyncSaveOnCpu`, which may be entered more than once.
+
+    Raises:
+        SettingError: An argument is of a wrong kind; inside, the policy's answer makes no sense.
+
+    Example:
+        >>> with SwapManager().group_context("mlp"), async_save_on_cpu():
+        ...     y = mlp(x)
+    """
     return AsyncSaveOnCpu(policy_fn, group_swap, cpu_pool)
 
 
@@ -132,12 +149,25 @@ def swap(
 ) -> T:
     """Calls a function, swapping what autograd saves meanwhile; see `swap_wrapper`.
 
+    Args:
+        function: Any callable.
+        *args: Its arguments.
+        policy_fn: `f(tensor) -> CheckpointPolicy.MUST_SWAP` or `MUST_SAVE`. None: all move.
+        group_swap: Whether small tensors share host buffers.
+        cpu_pool: A `PinnedMemoryPool` for the copies.
+        **kwargs: Keyword arguments of the function.
+
     Returns:
         What `function(*args, **kwargs)` returns.
+
+    Raises:
+        SettingError: An argument is of a wrong kind, or the policy's answer makes no sense.
 
     Example:
         >>> y = swap(mlp, x, policy_fn=large)
     """
+    if not callable(function):
+        raise SettingError(f"a {type(function).__name__} can't be called", "pass a function or a module")
     with AsyncSaveOnCpu(policy_fn, group_swap, cpu_pool):
         return function(*args, **kwargs)
 
@@ -397,6 +427,9 @@ def swap_tensor_wrapper(
     last who uses it has let go. What a layer saved before its very first call of this is not watched and
     keeps its memory; from the second pass on everything is.
 
+    Before PyTorch 2.8 nothing moves, with a warning: it can't tell whether saved-tensor hooks of somebody
+    else apply, which must not be hidden. `swap_wrapper` with a policy works there.
+
     Args:
         target: Tensors in any nesting of dicts (values), lists and tuples. Anything else is passed
             through.
@@ -408,9 +441,13 @@ def swap_tensor_wrapper(
         The same tensors in containers of the same types. Without a current group, and in the last layer
         of a chain, the very object.
 
+    Raises:
+        SettingError: `cpu_pool` is no `PinnedMemoryPool`.
+
     Example:
         >>> hidden = swap_tensor_wrapper(self.up(x), "up")
     """
+    native_pool(cpu_pool)
     manager = SwapManager()
     name = manager.get_current_group_name()
     if name is None:
@@ -420,6 +457,9 @@ def swap_tensor_wrapper(
     if manager.is_last_group(name) or in_checkpoint():
         return target
     eligible = [leaf for leaf in leaves(target) if base_check_fn(leaf)]
+    if eligible and not _defaults.hooks_can_be_seen():
+        _warn_of_old_torch()
+        eligible = []
     group = manager._group_to_pack(named=False) if eligible else None
     if group is not None:
         manager._layers.watch(manager, name)
@@ -432,3 +472,12 @@ def swap_tensor_wrapper(
     except Exception:
         return target  # a container that can't be built from its content; the leaves are the same
     return rebuilt
+
+
+def _warn_of_old_torch() -> None:
+    global _warned_of_old_torch
+    if not _warned_of_old_torch:
+        _warned_of_old_torch = True
+        text = f"swap_tensor_wrapper moves nothing with PyTorch {torch.__version__}: it needs 2.8"
+        hint = "wrap the layer with swap_wrapper(layer, policy_fn) and name its tensors in the policy"
+        _defaults.warn(f"{text}; {hint}", stacklevel=3)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 WIDTH, HEADS, WORDS, LENGTH, BATCH = 32, 4, 61, 16, 3
 
@@ -168,3 +171,90 @@ def loss_of(model: nn.Module, words: torch.Tensor) -> torch.Tensor:
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of all trainings here."""
     return torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+
+
+class Stack(nn.Module):
+    """Blocks of any kind between an embedding and a head."""
+
+    def __init__(self, make: Callable[[], nn.Module], layers: int = 3, *, sparse: bool = False) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH, sparse=sparse)
+        self.blocks = nn.ModuleList(make() for _ in range(layers))
+        self.head = nn.Linear(WIDTH, WORDS)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+class Image(nn.Module):
+    """Convolutions over words and channels as an image, in a memory format; some modules work in place."""
+
+    def __init__(self, memory_format: torch.memory_format = torch.contiguous_format) -> None:
+        super().__init__()
+        self.memory_format = memory_format
+        self.net = nn.Sequential(
+            nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(inplace=True), nn.Dropout2d(0.2)
+        )
+        self.back = nn.ConvTranspose2d(4, 1, 2, stride=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        image = x.unsqueeze(1).contiguous(memory_format=self.memory_format)
+        hidden = functional.avg_pool2d(self.net(image), 2, ceil_mode=True)
+        result: torch.Tensor = x + self.back(hidden).squeeze(1)[:, : x.shape[1], : x.shape[2]]
+        return result
+
+
+class Spectrum(nn.Module):
+    """Mixes words by their spectrum, with complex weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH // 2 + 1, dtype=torch.complex64))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        spectrum = torch.fft.rfft(x, dim=-1) * self.weight
+        mixed = torch.fft.irfft(spectrum.conj() * spectrum.abs().sigmoid(), n=WIDTH, dim=-1)
+        return x + mixed.tanh()
+
+
+class Checkpointed(nn.Module):
+    """A feed-forward block whose inner part is computed again in backward."""
+
+    def __init__(self, reentrant: bool = False) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.reentrant = reentrant
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(functional.silu(self.up(x)), 0.2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = checkpoint(self.inner, self.norm(x), use_reentrant=self.reentrant)
+        result: torch.Tensor = x + self.down(hidden)
+        return result
+
+
+class Around(Stack):
+    """Checkpoints around every second block."""
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        for number, block in enumerate(self.blocks):
+            x = checkpoint(block, x, use_reentrant=False) if number % 2 else block(x)
+        logits: torch.Tensor = self.head(x)
+        return logits
+
+
+def spectral() -> nn.Module:
+    """Linear layers whose weights are computed in each forward; power iteration changes buffers in place."""
+    norm, weight = nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.weight_norm
+    return nn.Sequential(norm(nn.Linear(WIDTH, 2 * WIDTH)), nn.Softplus(), weight(nn.Linear(2 * WIDTH, WIDTH)))
+
+
+def encoder() -> nn.Module:
+    """Torch's own transformer layer."""
+    return nn.TransformerEncoderLayer(WIDTH, HEADS, 2 * WIDTH, batch_first=True)

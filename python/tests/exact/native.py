@@ -15,7 +15,6 @@ from .inputs import Input
 from .runs import Case, Verdict, cases, compare
 from .ways import Region, swappable
 
-
 Open = Callable[[], _native.Group]
 
 
@@ -32,7 +31,8 @@ class HandleRegion:
     def away(self) -> int:
         if self.packer.tensors and self.group.phase == "open":
             self.group.start_offload()
-            self.group.wait_offload()
+            if self.group.phase == "offloading":  # it closes when nobody holds any of its handles
+                self.group.wait_offload()
         return self.packer.tensors
 
     def close(self) -> None:
@@ -40,7 +40,7 @@ class HandleRegion:
 
 
 class InPlaceRegion:
-    """Groups of its own whose storages are emptied and filled again: one, or more if backward runs inside the region."""
+    """A group of its own whose storages are emptied and filled again; more if backward runs inside of it."""
 
     def __init__(self, open_group: Open) -> None:
         self.open_group = open_group

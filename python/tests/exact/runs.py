@@ -46,8 +46,8 @@ class Outcome:
 class Case:
     """A computation to compare: a function and its arguments, which each run copies before use.
 
-    With `loose`, the function gets inputs that nobody else holds, and its outputs are let go of before what was saved is
-    sent away; otherwise the caller holds both.
+    With `loose`, the function gets inputs that nobody else holds, and its outputs are let go of before what was saved
+    is sent away; otherwise the caller holds both.
     """
 
     name: str
@@ -60,7 +60,7 @@ class Case:
 
 
 def duplicate(tensor: torch.Tensor, memo: dict[int, Any]) -> torch.Tensor:
-    """A tensor of the same values, strides and offset, whose storage is a copy; with a memo, shared storages stay shared."""
+    """The same values, strides and offset in a copy of the storage; with one memo, shared storages stay shared."""
     bare = tensor.detach()
     copied: torch.Tensor = copy.deepcopy(bare, memo) if bare.layout is torch.strided else bare.clone()
     return copied
@@ -80,7 +80,7 @@ class Own(torch.autograd.Function):
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
     """`Own` as a function."""
-    result: torch.Tensor = Own.apply(tensor)  # type: ignore[no-untyped-call]  # untyped in torch
+    result: torch.Tensor = Own.apply(tensor)
     return result
 
 
@@ -105,9 +105,7 @@ def _wanted(tree: Any) -> list[torch.Tensor]:
 
 
 def _loosened(tree: Any) -> Any:
-    return tree_map(
-        lambda leaf: own(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf, tree
-    )
+    return tree_map(lambda leaf: own(leaf) if isinstance(leaf, torch.Tensor) and leaf.requires_grad else leaf, tree)
 
 
 def _forward(case: Case, args: Any, kwargs: Any, region: Region) -> list[torch.Tensor]:

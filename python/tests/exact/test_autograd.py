@@ -202,7 +202,8 @@ def test_hooks_that_run_backward(regions: Regions) -> None:
     """A hook during backward starts another backward, which unpacks too."""
 
     def compute(region: Context) -> Any:
-        x, w, found = leaf(5), leaf(5), []
+        x, w = leaf(5), leaf(5)
+        found: list[torch.Tensor] = []
         with region():
             side = (w.exp() * w).sum()
         with region():

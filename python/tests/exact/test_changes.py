@@ -1,4 +1,4 @@
-"""C7: what is changed in place after it was saved raises as in plain torch, or the gradient is that of what was saved."""
+"""C7: what is changed in place after it was saved raises as in plain torch, or gives the gradient of what was saved."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from ebbtide import _native
 
 from .bits import assert_same, bits
 from .models import Gpt, loss_of, tokens
+from .regions import Context
 from .training import ALL
 
 MOMENTS = ("before", "under way", "after")
@@ -34,6 +35,10 @@ CHANGES: dict[str, Change] = {
     "random": lambda y: y.uniform_(),
     "resize_": lambda y: y.detach().resize_(y.numel() // 2).fill_(3.0),
 }
+
+
+REGIONS: tuple[Context, ...] = (contextlib.nullcontext, lambda: ebbtide.torch.offload(tier="file", min_bytes=0))
+"""Plain, and swapped."""
 
 
 @contextlib.contextmanager
@@ -211,7 +216,7 @@ def test_c7_changes_that_plain_torch_allows() -> None:
         if name == "resize_":
             continue  # resizes what backward's shapes come from
         grads = []
-        for region in (contextlib.nullcontext, lambda: ebbtide.torch.offload(tier="file", min_bytes=0)):
+        for region in REGIONS:
             torch.manual_seed(1)
             x = torch.randn(64, requires_grad=True)
             with region():
@@ -241,12 +246,13 @@ def test_c7_a_retained_graph_after_a_change() -> None:
 
 
 def test_writes_without_a_version_between_two_forwards() -> None:
-    """`.data`, numpy and whoever else writes without telling autograd: each graph reads what was there in its forward."""
+    """`.data`, numpy and others write without telling autograd: each graph reads what was there in its forward."""
     grads = []
-    for region in (contextlib.nullcontext, lambda: ebbtide.torch.offload(tier="file", min_bytes=0)):
+    for region in REGIONS:
         buffer = np.ones(500, dtype=np.float32)
         x = torch.from_numpy(buffer).requires_grad_()
-        alive, found = [], []
+        alive: list[torch.Tensor] = []
+        found: list[torch.Tensor] = []
         for number in range(3):
             buffer[:] = number + 1
             with region():
@@ -255,13 +261,14 @@ def test_writes_without_a_version_between_two_forwards() -> None:
             alive.append(y)
             found += torch.autograd.grad(y, x, retain_graph=True)
         grads.append(found)
-    assert_same(*grads)
+    assert_same(grads[0], grads[1])
 
 
 def test_c7_in_place_registration() -> None:
     """T5: a tensor that is registered and then changed or resized is an error before anything is copied."""
     hub = _native.Hub(tier="file")
-    for change in (lambda t: t.add_(1), lambda t: t.untyped_storage().resize_(8)):
+    changes: tuple[Change, ...] = (lambda t: t.add_(1), lambda t: t.untyped_storage().resize_(8))
+    for change in changes:
         group = hub.open("t5", 1)
         first, second = torch.randn(10), torch.randn(20)
         group.add(first, "first", sole=False)

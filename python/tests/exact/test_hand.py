@@ -174,6 +174,19 @@ def test_m2_groups_driven_by_name() -> None:
     assert ebbtide.torch.stats()["tensors_out"] >= 10
 
 
+def test_m2_groups_by_name_whose_tensors_were_dropped() -> None:
+    """A schedule can't know that nobody needs them any more."""
+    manager, x = SwapManager(), torch.randn(50, requires_grad=True)
+    with manager.group_context("dropped"), ebbtide.torch.async_save_on_cpu():
+        y = x.exp() * x
+    del y
+    manager.launch_offload("dropped")
+    manager.wait_offload("dropped")
+    manager.launch_load("dropped")
+    manager.wait_load("dropped")
+    assert ebbtide.torch.stats()["active_groups"] == 0
+
+
 def test_functions_swapped_in_a_group() -> None:
     def compute(swap: bool) -> list[Any]:
         seed_all(9)

@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from .bits import assert_same, bits, difference
-from .inputs import choose, rank, samples, operators
+from .inputs import choose, operators, rank, samples
 from .runs import Case, cases, compare, run
 from .ways import Copied, EarlySlot, InPlace, Plain, ShiftedSlot, StridelessSlot, Way
 

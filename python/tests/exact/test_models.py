@@ -18,7 +18,23 @@ from torch import nn
 import ebbtide.torch
 
 from .bits import assert_same
-from .models import Block, Gpt, Mixture, Recurrent, Tower, adamw, loss_of, tokens
+from .models import (
+    Around,
+    Block,
+    Checkpointed,
+    Gpt,
+    Image,
+    Mixture,
+    Recurrent,
+    Spectrum,
+    Stack,
+    Tower,
+    adamw,
+    encoder,
+    loss_of,
+    spectral,
+    tokens,
+)
 from .training import ALL, Step, Trained, check, plain, swapped
 
 MIXED = {"blocks.*": "swap", "blocks.1": "recompute"}
@@ -169,6 +185,42 @@ def test_c2_a_rotary_table_shared_by_all_layers() -> None:
 
 def test_lstm() -> None:
     check(Recurrent, steps(6))
+
+
+BLOCKS: dict[str, Callable[[], nn.Module]] = {
+    "encoder": encoder,
+    "convolutions": Image,
+    "channels last": functools.partial(Image, torch.channels_last),
+    "spectrum": Spectrum,
+    "spectral norm": spectral,
+    "checkpoint inside": Checkpointed,
+    "reentrant checkpoint inside": functools.partial(Checkpointed, reentrant=True),
+}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_of_other_kinds(name: str) -> None:
+    check(functools.partial(Stack, BLOCKS[name]), steps(4, lengths=(16, 9)), enough=20)
+
+
+@pytest.mark.parametrize("policy", [ALL, "swap"], ids=["all", "swap"])
+def test_checkpoints_around_blocks(policy: Any) -> None:
+    check(functools.partial(Around, Checkpointed, 4), steps(4), policy, enough=10)
+
+
+def test_sparse_gradients() -> None:
+    def training(model: nn.Module, step: Step) -> list[torch.Tensor]:
+        optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for number in range(4):
+            optimizer.zero_grad()
+            with step():
+                loss = loss_of(model, tokens(number))
+                loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        return losses
+
+    check(functools.partial(Stack, Checkpointed, sparse=True), training, enough=10)
 
 
 def test_c23_mixture_of_experts_with_another_load_each_step() -> None:
@@ -362,7 +414,7 @@ def test_w10_compiled_blocks_with_other_lengths() -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not os.environ.get("EBBTIDE_LONG"), reason="minutes of C++ compilation: EBBTIDE_LONG=1, scripts/long")
+@pytest.mark.skipif(not os.environ.get("EBBTIDE_LONG"), reason="minutes of C++ compilation; scripts/long runs it")
 def test_w10_compiled_blocks_by_inductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels that the C++ compiler makes."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

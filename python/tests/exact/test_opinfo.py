@@ -1,8 +1,8 @@
 """A fixed choice of 2,000 inputs of torch's own operator database, forward and backward under swap.
 
-Every input runs as given, through handles to the file tier and in place; with gaps between its elements, through handles
-to host memory; and with nobody else holding its storages, in place to the file tier. The in-place form of the operator
-runs as well where it has one. `scripts/opinfo-all` runs all inputs.
+Every input runs as given, through handles to the file tier and in place; with gaps between its elements, through
+handles to host memory; and with nobody else holding its storages, in place to the file tier. The in-place form of the
+operator runs as well where it has one. `scripts/opinfo-all` runs all inputs.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -20,6 +21,7 @@ from .regions import IN_PLACE, KINDS, Regions
 
 UNDER_WAY = ("offload to file, under way", "offload to host, under way")
 """Regions whose copies are not waited for."""
+OFTEN = {"enter": 10, "exit": 10, "unary": 30, "binary": 25, "change": 4, "drop": 8, "grad": 6}
 SIDE = 6
 LEAVES = 3
 Enter = Callable[[str], AbstractContextManager[object]]
@@ -71,9 +73,7 @@ def program(seed: int) -> list[Instruction]:
     kinds = [kind for kind in (*KINDS, *UNDER_WAY) if not (changing and kind == IN_PLACE)]
     depth = 0
     for _ in range(draw.randint(10, 40)):
-        kind = draw.choices(
-            ("enter", "exit", "unary", "binary", "change", "drop", "grad"), (10, 10, 30, 25, 4, 8, 6)
-        )[0]
+        kind = draw.choices(sorted(OFTEN), [OFTEN[kind] for kind in sorted(OFTEN)])[0]
         a, b = draw.randrange(1 << 20), draw.randrange(1 << 20)
         if kind == "enter" and depth < 2:
             made.append(("enter", draw.choice(kinds)))
@@ -184,7 +184,10 @@ def tiers() -> Iterator[Tiers]:
 
 
 def mismatch(expected: list[Bits | str | None], got: list[Bits | str | None]) -> str | None:
-    """How the findings of two machines differ. Where plain torch raises, swap may give what was saved, or raise earlier."""
+    """How the findings of two machines differ.
+
+    Where plain torch raises, swap may give what was saved, or raise earlier.
+    """
     for number, one in enumerate(expected):
         if isinstance(one, str):
             return None
@@ -201,7 +204,7 @@ def plain(kind: str) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
 
 
-@pytest.mark.parametrize("block", range(10))
+@pytest.mark.parametrize("block", range(200 if os.environ.get("EBBTIDE_LONG") else 10))
 def test_random_programs(block: int, tiers: Tiers) -> None:
     failed = []
     for seed in range(block * 60, block * 60 + 60):

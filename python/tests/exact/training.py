@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,9 +18,9 @@ from .inputs import seed_all
 
 Step = Callable[[], AbstractContextManager[object]]
 Training = Callable[[Any, Step], Any]
-"""Trains a model with a `with step():` around each forward and returns tensors to compare besides those of the model."""
+"""Trains a model with a `with step():` around each forward; returns tensors to compare besides those of the model."""
 
-ALL: Mapping[str, str] = {"blocks.*": "swap"}
+ALL: Mapping[str, Literal["swap", "keep", "recompute"]] = {"blocks.*": "swap"}
 """Every block, the last one too."""
 
 

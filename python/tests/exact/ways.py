@@ -1,9 +1,9 @@
 """Ways in which saved tensors may travel during a test.
 
-A *way* opens a *region* for each forward pass: its hooks are on while the forward runs, `away` sends everything that was
-saved out of the device, backward brings it back, `close` ends it. `Plain` keeps everything, `Copied` and `InPlace` are
-right ways in plain Python, `Strideless`, `Shifted` and `Early` are wrong ones that the harness has to find, and
-`native_ways` are those of the engine.
+A *way* opens a *region* for each forward pass: its hooks are on while the forward runs, `away` sends everything that
+was saved out of the device, backward brings it back, `close` ends it. `Plain` keeps everything, `Copied` and `InPlace`
+are right ways in plain Python, `Copied` with a wrong kind of slot is one that the harness has to find. Those of the
+engine are in `native`.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class InPlaceRegion:
             own[key] = own.get(key, 0) + 1
         for key, storage in storages.items():
             # One use more than the aliases is the Python object of the storage itself.
-            if torch._C._storage_Use_Count(key) == own[key] + 1:  # type: ignore[attr-defined]  # not in the stubs
+            if torch._C._storage_Use_Count(key) == own[key] + 1:
                 self.copies.append((storage, storage.clone()))
                 storage.resize_(0)
         return len(self.copies)

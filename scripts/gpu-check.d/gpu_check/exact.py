@@ -30,7 +30,7 @@ def run(record: Record, settings: Settings) -> None:
         record.missing(why)
         return
     record.put(results={})
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     for kind in KINDS:
         plain = _plain(record, device, settings.size, kind)
         if plain is None:

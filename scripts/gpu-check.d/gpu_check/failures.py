@@ -33,7 +33,7 @@ def run(record: Record, settings: Settings) -> None:
     import ebbtide.torch
 
     size = settings.size
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.set_deterministic_debug_mode("warn")
     torch.manual_seed(0)
     shape = model.Shape(size.exact_layers, size.exact_width, 4, explicit=True)
     gpt = model.build(shape, device.device)
@@ -59,6 +59,8 @@ def _step(gpt: model.GPT, given: torch.Tensor, around: AbstractContextManager[An
 
 def _fail(record: Record, device: Device, session: Any, gpt: model.GPT, given: torch.Tensor) -> None:
     memory: list[int] = []
+    gc.collect()
+    gc.freeze()  # PyTorch's own modules have millions of objects, and nothing of this stage is among them
     for number in range(STEPS):
         _failing_step(session, gpt, given, number)
         gpt.zero_grad()
@@ -66,6 +68,7 @@ def _fail(record: Record, device: Device, session: Any, gpt: model.GPT, given: t
         device.synchronize()
         memory.append(_memory(device))
         record.put(steps=number + 1, memory_bytes=memory)
+    gc.unfreeze()
     growth = max(memory[SETTLED:]) - memory[SETTLED - 1]
     record.put(growth_bytes=growth)
     if growth > ALLOWED[device.is_cpu]:
