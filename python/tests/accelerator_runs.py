@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -185,9 +186,13 @@ def swapped(plan: Plan) -> tuple[list[torch.Tensor], dict[str, int | float]]:
     model = new_model(plan)
     with scheduled(plan), ebbtide.torch.session(model, "swap", **plan.settings) as session:
         seen = train(plan, session, model)
-        # What a planned exception has left refers to itself.
-        gc.collect()
-        session._source.hub.collect()
+        # What a planned exception has left refers to itself, and autograd's threads may still hold a part.
+        for _ in range(100):
+            gc.collect()
+            session._source.hub.collect()
+            if not session.stats()["active_groups"]:
+                break
+            time.sleep(0.01)
         return seen, session.stats()
 
 

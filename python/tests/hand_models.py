@@ -29,6 +29,17 @@ def fresh() -> None:
     assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A fresh start and end; sums have one order on all threads meanwhile."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    fresh()
+    yield
+    fresh()
+    torch.set_num_threads(threads)
+
+
 def figures() -> dict[str, int | float]:
     """Counts of the hub that serves everything by hand."""
     hub = _defaults.hub()
@@ -90,6 +101,17 @@ def step(model: nn.Module, seed: int = 2, x: torch.Tensor | None = None) -> list
     loss = model(x).square().mean()
     loss.backward()
     return gradients(model, x, loss)
+
+
+def send(name: str) -> None:
+    """A group leaves."""
+    manager = SwapManager()
+    manager.launch_offload(name)
+    manager.wait_offload(name)
+
+
+def double_exp(x: torch.Tensor) -> torch.Tensor:
+    return (x.exp() * 2).exp().sum()
 
 
 def gradients(model: nn.Module, *others: Any) -> list[torch.Tensor]:

@@ -158,7 +158,7 @@ def test_t5_a_tensor_that_is_modified_while_it_leaves() -> None:
 def test_t6_a_slice_moves_its_own_bytes(tier: str) -> None:
     out(whole := SwapTensor(torch.ones(1000), "whole"))
     assert moved()[0] == 4000
-    out(part := SwapTensor(torch.arange(1000.0)[100:200].detach(), "part"))
+    out(part := SwapTensor(torch.arange(1000.0)[100:200], "part"))
     # The file tier hands memory over as it is.
     assert moved()[0] == (4400 if tier == "host" else 8000)
     assert nbytes(part._value) == 0
@@ -260,7 +260,7 @@ def test_t11_packed_tensors_come_back_to_the_storage_they_came_from() -> None:
     region = Region()
     for number, base in enumerate(bases):
         # A second tensor of each storage, which must see the memory again.
-        region[number].extend([SwapTensor(base, "whole", group_swap=True), SwapTensor(base[3:9].detach(), "part")])
+        region[number].extend([SwapTensor(base, "whole", group_swap=True), SwapTensor(base[3:9], "part")])
     del bases, base
     tensors = list(region.iter_swap_tensors())
     region.launch_offload()
@@ -301,7 +301,6 @@ def test_t12_a_finished_load_gives_the_host_buffer_back() -> None:
 def test_t13_overlapping_views_are_saved_once_and_all_come_back() -> None:
     base = torch.randn(6, 6)
     views = [base.view(-1)[:3], base.view(-1)[:5], base, base.t(), *base.chunk(3)]
-    views = [view.detach() for view in views]
     expected = [view.clone() for view in views]
     group, tensors = grouped(*views)
     del base, views
@@ -398,7 +397,7 @@ def test_t16_shapes_of_all_kinds_survive() -> None:
 
 
 def test_t16_a_broadcast_view_moves_what_it_has() -> None:
-    tensor = SwapTensor(torch.ones(4, 1).expand(4, 1000).detach(), "op")
+    tensor = SwapTensor(torch.ones(4, 1).expand(4, 1000), "op")
     out(tensor)
     assert moved()[0] == 16
     back(tensor)

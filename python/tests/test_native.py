@@ -764,11 +764,12 @@ def test_c17_a_pool_without_effect_is_a_setting_error() -> None:
     pool.release(pool.acquire(1000))
     group = hub.open("layer", 1)
     x = tensor(1)
-    for use in (
+    uses: list[Callable[[], object]] = [
         lambda: named(group, x, pool),
         lambda: group.mark(x, "x", pool=pool),
         lambda: _native.Packer(group, pool=pool)(x),
-    ):
+    ]
+    for use in uses:
         with pytest.raises(SettingError, match="a pool has no effect"):
             use()
     group.close()

@@ -1,7 +1,7 @@
 //! A group for Python: what one layer saved in one pass, and its journey.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use ebbtide_core::{Facts, Registered, Saved, TensorId};
 use pyo3::exceptions::PyRuntimeError;
@@ -26,12 +26,39 @@ pub(crate) struct Group {
     pub(crate) id: u64,
     name: String,
     pass: u64,
+    /// Nothing that it held is left. A schedule can't know that, so its calls then do nothing, each once
+    /// and in order.
+    over: Arc<AtomicBool>,
+    /// The last call that was made, by its place in [`PHASES`].
+    called: AtomicUsize,
 }
+
+/// Phases in order; what a call leads to is its number.
+const PHASES: [&str; 5] = ["open", "offloading", "away", "loading", "home"];
 
 impl Group {
     pub(crate) fn open(py: Python<'_>, hub: &Arc<Hub>, name: &str, pass: u64) -> PyResult<Self> {
-        let id = hub.lock(py)?.open(hub, name, pass)?;
-        Ok(Self { hub: Arc::clone(hub), id, name: name.into(), pass })
+        let mut inner = hub.lock(py)?;
+        let id = inner.open(hub, name, pass)?;
+        let (over, called) = (Arc::clone(&inner.entry(id)?.over), AtomicUsize::new(0));
+        drop(inner);
+        Ok(Self { hub: Arc::clone(hub), id, name: name.into(), pass, over, called })
+    }
+
+    /// The lock, if the group may go on to this phase. `None` if nothing is left to do.
+    fn go(&self, py: Python<'_>, to: usize, call: &str) -> PyResult<Option<Locked<'_>>> {
+        let before = self.called.load(Ordering::Relaxed);
+        let inner = self.hub.lock(py)?;
+        if self.over.load(Ordering::Relaxed) && before < to {
+            self.called.store(to, Ordering::Relaxed);
+            return Ok(None);
+        }
+        let found = inner.phase(self.id);
+        if found != PHASES[to - 1] {
+            return Err(self.refusal(found, PHASES[to - 1], call));
+        }
+        self.called.store(to, Ordering::Relaxed);
+        Ok(Some(inner))
     }
 
     /// The lock, if the group is in this phase.
@@ -41,11 +68,15 @@ impl Group {
         if found == wanted {
             return Ok(inner);
         }
+        Err(self.refusal(found, wanted, call))
+    }
+
+    fn refusal(&self, found: &str, wanted: &str, call: &str) -> PyErr {
         let message = format!(
             "{call} of group {} pass {}: its phase is `{found}`, needs `{wanted}`",
             self.name, self.pass
         );
-        Err(phase(&message, "offload, wait, load, wait: each once and in this order"))
+        phase(&message, "offload, wait, load, wait: each once and in this order")
     }
 }
 
@@ -66,7 +97,11 @@ impl Group {
     /// The phase that it is in.
     #[getter]
     fn phase(&self, py: Python<'_>) -> PyResult<&'static str> {
-        Ok(self.hub.lock(py)?.phase(self.id))
+        let inner = self.hub.lock(py)?;
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(PHASES[self.called.load(Ordering::Relaxed)]);
+        }
+        Ok(inner.phase(self.id))
     }
 
     /// Storages and spans that it has.
@@ -84,13 +119,13 @@ impl Group {
     /// can't be started; what was not started is untouched.
     #[pyo3(signature = (stream: "object | None" = None))]
     fn start_offload(&self, py: Python<'_>, stream: Option<Bound<'_, PyAny>>) -> PyResult<()> {
-        let mut inner = self.require(py, "open", "start_offload")?;
+        let Some(mut inner) = self.go(py, 1, "start_offload")? else { return Ok(()) };
         register_spans(&self.hub, &mut inner, self.id)?;
         let entry = inner.entry(self.id)?;
         entry.phase = "offloading";
-        if entry.live == 0 && entry.named.is_empty() && !entry.spans.is_empty() {
-            // All that was saved is gone again: a backward inside of the region, or a dropped graph.
-            inner.close(self.id);
+        if entry.live == 0 && entry.named.is_empty() {
+            // Nothing was saved, or it is gone again: a backward inside of the region, a dropped graph.
+            inner.close_by_itself(self.id);
             return Ok(());
         }
         self.hub.waiting(&self.name, || {
@@ -101,6 +136,9 @@ impl Group {
     /// Whether `wait_offload` would return at once.
     fn offload_done(&self, py: Python<'_>) -> PyResult<bool> {
         let mut inner = self.hub.lock(py)?;
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(true);
+        }
         let mut done = true;
         inner.each(self.id, |unit, id| {
             done &= unit.offload_is_done(id);
@@ -116,7 +154,7 @@ impl Group {
     /// failed and `ChangedError` for a tensor in place that was modified meanwhile: these stay where they
     /// are.
     fn wait_offload(&self, py: Python<'_>) -> PyResult<()> {
-        let mut inner = self.require(py, "offloading", "wait_offload")?;
+        let Some(mut inner) = self.go(py, 2, "wait_offload")? else { return Ok(()) };
         inner.entry(self.id)?.phase = "away";
         crate::sole::keep_what_is_used(py, &self.hub, &mut inner, self.id)?;
         self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.wait_offload(id)))
@@ -131,7 +169,7 @@ impl Group {
         if self.hub.lock(py)?.phase(self.id) == "offloading" {
             self.wait_offload(py)?;
         }
-        let mut inner = self.require(py, "away", "start_load")?;
+        let Some(mut inner) = self.go(py, 3, "start_load")? else { return Ok(()) };
         inner.entry(self.id)?.phase = "loading";
         self.hub.waiting(&self.name, || {
             inner.each(self.id, |unit, id| unit.start_load(id, stream.as_ref()))
@@ -143,7 +181,7 @@ impl Group {
     /// Raises `PhaseError` if no load was started, `CopyError` for the first copy that failed (it can be
     /// tried again), `ChangedError` for a tensor in place that was modified since it was registered.
     fn wait_load(&self, py: Python<'_>) -> PyResult<()> {
-        let mut inner = self.require(py, "loading", "wait_load")?;
+        let Some(mut inner) = self.go(py, 4, "wait_load")? else { return Ok(()) };
         let done =
             self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.wait_load(id)));
         self.settle(&mut inner)?;
@@ -156,6 +194,9 @@ impl Group {
     /// Raises as `wait_load`.
     fn need(&self, py: Python<'_>) -> PyResult<()> {
         let mut inner = self.hub.lock(py)?;
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let done = self.hub.waiting(&self.name, || inner.each(self.id, |unit, id| unit.need(id)));
         self.settle(&mut inner)?;
         done
@@ -164,7 +205,11 @@ impl Group {
     /// Starts to load the groups that are expected after this one. A hint: what can't be started is loaded
     /// when it is asked for.
     fn prefetch(&self, py: Python<'_>) -> PyResult<()> {
-        self.hub.lock(py)?.each(self.id, |unit, id| {
+        let mut inner = self.hub.lock(py)?;
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        inner.each(self.id, |unit, id| {
             unit.prefetch(id);
             Ok(())
         })
@@ -269,6 +314,9 @@ impl Group {
     /// Raises `CopyError` if one can't be brought back, `NotSavedError` if only a part of it was saved.
     fn protect(&self, py: Python<'_>, tensors: Tensors<'_>) -> PyResult<usize> {
         let mut inner = self.hub.lock(py)?;
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
         let mut count = 0;
         for tensor in tensors.0.try_iter()? {
             let Ok(storage) = storage_of(&tensor?) else { continue };

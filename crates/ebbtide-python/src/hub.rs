@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 use std::ops::{Deref, DerefMut};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
@@ -97,6 +97,8 @@ pub(crate) struct Entry {
     pub(crate) phase: &'static str,
     /// Somebody has asked for one of its tensors.
     pub(crate) asked: bool,
+    /// Set when it closes because nothing that it held is left. Shared with who has the group.
+    pub(crate) over: Arc<AtomicBool>,
 }
 
 /// How a storage that was named is called in errors, and how it travels.
@@ -219,6 +221,7 @@ impl Inner {
             marks: HashMap::new(),
             phase: "open",
             asked: false,
+            over: Arc::default(),
         };
         self.next += 1;
         self.groups.insert(self.next, entry);
@@ -313,6 +316,14 @@ impl Inner {
         first.unwrap_or(entry.phase)
     }
 
+    /// Forgets a group of which nothing is left. Calls that a schedule makes for it do nothing from now on.
+    pub(crate) fn close_by_itself(&mut self, group: u64) {
+        if let Some(entry) = self.groups.get(&group) {
+            entry.over.store(true, Ordering::Relaxed);
+        }
+        self.close(group);
+    }
+
     /// Forgets a group: waits for its copies and gives everything back.
     pub(crate) fn close(&mut self, group: u64) {
         let Some(entry) = self.groups.remove(&group) else { return };
@@ -364,7 +375,7 @@ impl Inner {
                 entry.live -= 1;
                 let over = entry.live == 0 && entry.named.is_empty();
                 if over && self.phase(group) != "open" {
-                    self.close(group);
+                    self.close_by_itself(group);
                 }
             }
             for storage in dead.storages {

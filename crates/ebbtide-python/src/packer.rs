@@ -271,7 +271,11 @@ fn claim(
             }
             let held = Arc::new(held);
             inner.spans.entry(key).or_default().push((Arc::downgrade(&held), group));
-            inner.entry(group)?.spans.push(Arc::downgrade(&held));
+            let entry = inner.entry(group)?;
+            if entry.spans.len() > 2 * entry.live + 64 {
+                entry.spans.retain(|span| span.strong_count() > 0);
+            }
+            entry.spans.push(Arc::downgrade(&held));
             (held, group, 0)
         }
     };

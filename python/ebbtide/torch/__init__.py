@@ -14,7 +14,7 @@
     print(s.report())
 
 `s.verify(lambda: model(x).mean())` compares a swapped step with a plain one, bit by bit. `offload` swaps what the code
-in its `with` saves, without layers. `stats`, `synchronize` and `reset` are about the whole process.
+in its `with` saves, without layers. `stats`, `synchronize`, `shrink` and `reset` are about the whole process.
 
 The rest is swapping by hand: functions and modules to wrap (`swap`, `swap_wrapper`, `swap_tensor_wrapper`,
 `checkpoint`, `checkpoint_wrapper`, `async_save_on_cpu`, `create_selective_checkpoint_contexts`), groups that are
@@ -30,7 +30,7 @@ from ebbtide.torch._policy import CheckpointPolicy
 from ebbtide.torch._pool import PinnedMemoryPool
 from ebbtide.torch._selective import create_selective_checkpoint_contexts
 from ebbtide.torch._session import Session, session
-from ebbtide.torch._stats import reset, stats, synchronize
+from ebbtide.torch._stats import reset, shrink, stats, synchronize
 from ebbtide.torch._step import Step
 from ebbtide.torch._tensors import Region, Storage, SwapGroup, SwapTensor, base_check_fn
 from ebbtide.torch._verify import Verified
@@ -68,6 +68,7 @@ __all__ = [
     "offload",
     "reset",
     "session",
+    "shrink",
     "stats",
     "swap",
     "swap_tensor_wrapper",

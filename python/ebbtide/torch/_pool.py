@@ -78,6 +78,10 @@ class PinnedMemoryPool:
         """
         self._native.release(tensor, event)
 
+    def shrink(self) -> int:
+        """Gives the memory of buffers back that nobody has; returns bytes."""
+        return self._native.shrink()
+
     def __repr__(self) -> str:
         return f"PinnedMemoryPool({self.total_allocated} of {self.max_host_bytes} bytes allocated)"
 

@@ -46,6 +46,22 @@ def check_model(model: object) -> None:
             raise SettingError(
                 f"{name} is on the meta device, without memory", "materialise the model first (to_empty)"
             )
+    for device in {parameter.device for parameter in model.parameters()}:
+        if not _is_there(device):
+            raise SettingError(
+                f"the model is on {device}, an accelerator that isn't there",
+                'move it to a device of this machine, as model.to("cpu")',
+            )
+
+
+def _is_there(device: torch.device) -> bool:
+    """Whether this machine has a device. Tensors of one that it lacks are those of PyTorch's fake mode."""
+    if device.type == "cpu":
+        return True
+    try:
+        return bool(torch.get_device_module(device).is_available())
+    except (AttributeError, RuntimeError):
+        return False
 
 
 def check_numbers(**numbers: object) -> None:

@@ -55,8 +55,8 @@ def region_packer(policy_fn: Policy | None, group_swap: bool, cpu_pool: object |
 def copies(group_swap: bool, cpu_pool: object | None) -> dict[str, Any]:
     """How a region's copies are made, as the engine takes it."""
     pool = native_pool(cpu_pool)
-    # Small tensors that autograd saved always share host buffers, with or without `group_swap`.
-    return {} if pool is None else {"pool": pool}
+    pooled: dict[str, Any] = {} if pool is None else {"pool": pool}
+    return {"pack": bool(group_swap), **pooled}
 
 
 class AsyncSaveOnCpu(saved_tensors_hooks):
