@@ -1,6 +1,6 @@
 """Measures the figures of the PyTorch front end and prints them as JSON.
 
-    python -m bench [--steps N] [--only training|hooks|packed|failures]
+python -m bench [--steps N] [--only training|hooks|packed|failures]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+
 from bench import failures, hooks, packed, training
 from bench.model import Size
 

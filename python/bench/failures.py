@@ -6,9 +6,10 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-import ebbtide.torch
 import torch
-from bench.model import GPT, Size
+
+import ebbtide.torch
+from bench.model import GPT, Block, Size
 from bench.worker import digest, status
 from ebbtide.errors import NoRoomError
 
@@ -29,6 +30,7 @@ def fail(*_: object) -> None:
 def failing(model: GPT, kind: str) -> Iterator[None]:
     """Makes the next step fail in this way."""
     block = model.blocks[2]
+    assert isinstance(block, Block)
     if kind == "forward":
         handle = block.up.register_forward_pre_hook(fail)
     elif kind == "hook":
@@ -46,7 +48,7 @@ def step(session: ebbtide.torch.Session, model: GPT, tokens: torch.Tensor) -> fl
     model.zero_grad(set_to_none=True)
     with session.step():
         loss: torch.Tensor = model(tokens, tokens)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
     return float(loss.detach())
 
 
@@ -97,5 +99,3 @@ def run(steps: int = 200) -> dict[str, object]:
         "active_groups": stats["active_groups"],
         "bytes_held": stats["bytes_held"],
     }
-
-

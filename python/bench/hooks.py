@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 import torch
+
 from ebbtide._native import Hub, Packer, unpack
 
 TENSORS = 2000

@@ -90,7 +90,7 @@ class Machine:
         for record in self.records:
             record.storage.resize_(record.bytes)
             piece = self.host[record.bucket].narrow(0, record.offset, record.tensor.numel())
-            torch.empty(0).set_(record.storage, 0, piece.shape).copy_(piece)
+            torch.empty(0).set_(record.storage, 0, piece.shape, (1,)).copy_(piece)
             record.move("host", "h2d")
 
     def wait_load(self) -> None:

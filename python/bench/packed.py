@@ -7,6 +7,7 @@ import statistics
 import time
 
 import torch
+
 from bench.machine import Machine
 from ebbtide._native import Hub, return_freed_memory
 

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 import torch
-from bench.model import GPT, Size
 from torch.utils.checkpoint import checkpoint
+
+from bench.model import GPT, Size
 
 WAYS = ("plain", "swap", "checkpoint")
 MIB = 1 << 20
@@ -27,7 +28,7 @@ def status(key: str) -> float:
 def checkpointed(block: torch.nn.Module) -> None:
     """Makes a block run under `torch.utils.checkpoint`."""
     forward: Callable[..., torch.Tensor] = block.forward
-    block.forward = lambda x: checkpoint(forward, x, use_reentrant=False)  # type: ignore[method-assign]
+    block.forward = lambda x: checkpoint(forward, x, use_reentrant=False)
 
 
 def digest(model: torch.nn.Module) -> str:
@@ -61,7 +62,7 @@ def serve(way: str, size: Size, threads: int) -> None:
         with session.step() if session else nullcontext():
             loss = model(tokens, targets)
         before_backward = status("VmRSS")
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         seconds = time.perf_counter() - started
         bits = digest(model)
         optimizer.step()

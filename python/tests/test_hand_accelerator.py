@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import fake
 import pytest
 import torch
 from accelerator_runs import DEVICE, quiet
-from hand_models import assert_equal, figures, fresh, held, layers, nbytes, wire, wrapped
+from hand_models import assert_equal, figures, fresh, held, layers, nbytes, send, wire, wrapped
 from torch import nn
 
 import ebbtide.torch
-from ebbtide import CopyError, EbbtideError
+from ebbtide import CopyError, EbbtideError, SettingError
 from ebbtide.torch import (
     PinnedMemoryPool,
     Region,
@@ -20,6 +20,8 @@ from ebbtide.torch import (
     SwapManager,
     SwapTensor,
     checkpoint_wrapper,
+    swap,
+    swap_tensor_wrapper,
     swap_wrapper,
 )
 
@@ -91,16 +93,19 @@ def test_m2_a_stream_of_the_users_own() -> None:
     assert_home(tensors, expected)
 
 
-def test_t7_a_failed_copy_leaves_the_tensor() -> None:
+@pytest.mark.parametrize("pooled", [False, True])
+def test_t7_a_failed_copy_leaves_the_tensor(pooled: bool) -> None:
     value = torch.randn(30, 40, device=DEVICE)
     expected = value.cpu()
-    tensor = SwapTensor(value, "attention")
+    pool = PinnedMemoryPool(1 << 16) if pooled else None
+    tensor = SwapTensor(value, "attention", cpu_pool=pool)
     fake.fail_next("copy")
     with pytest.raises(CopyError) as caught:
         tensor.async_offload()
-    for part in ("attention [30, 40] on fake:0", "4800", "float32"):
+    where = "explicit pool" if pool else "default pool"
+    for part in ("attention [30, 40] on fake:0", "4800 bytes", "float32", "whole storage", where, "`attention`"):
         assert part in str(caught.value), caught.value
-    assert caught.value.__cause__ is not None
+    assert "copy can't be queued" in str(caught.value.__cause__)
     assert_home([tensor], [expected])
     tensor.async_offload()
     tensor.wait_offload()
@@ -124,6 +129,160 @@ def test_g4_a_copy_in_the_middle_fails(nth: int) -> None:
     group.wait_load()
     assert_home(tensors, expected)
     assert figures()["host_in_use_bytes"] == 0
+
+
+def copies_of(call: Callable[[], object]) -> dict[str, int]:
+    """The copies that something makes."""
+    torch.accelerator.synchronize(0)
+    before = fake.stats()
+    call()
+    torch.accelerator.synchronize(0)
+    after = fake.stats()
+    return {name: after[name] - before[name] for name in ("copies_out", "copies_in", "copies_within")}
+
+
+def test_t7_a_slice_says_so() -> None:
+    base = torch.randn(30, 40, device=DEVICE)
+    tensor = SwapTensor(base[3:5], "part")
+    fake.fail_next("copy")
+    with pytest.raises(CopyError, match=r"part \[2, 40\] on fake:0 \(4800 bytes, float32, slice"):
+        tensor.async_offload()
+    assert tensor.state == "device"
+
+
+def test_g2_small_tensors_share_a_copy_for_each_type() -> None:
+    def values() -> list[torch.Tensor]:
+        small = [torch.randn(64, device=DEVICE) for _ in range(30)]
+        return [*small, *(torch.ones(64, dtype=torch.int64, device=DEVICE) for _ in range(10))]
+
+    group, tensors, expected = group_of(*values(), group_swap=True)
+
+    def out() -> None:
+        group.launch_offload()
+        group.wait_offload()
+
+    def back() -> None:
+        group.launch_load()
+        group.wait_load()
+
+    assert copies_of(out) == {"copies_out": 2, "copies_in": 0, "copies_within": 40}
+    assert copies_of(back) == {"copies_out": 0, "copies_in": 2, "copies_within": 40}
+    assert_home(tensors, expected)
+    # Without being asked for, each goes by itself.
+    group, tensors, expected = group_of(*values())
+    assert copies_of(out) == {"copies_out": 40, "copies_in": 0, "copies_within": 0}
+    assert copies_of(back) == {"copies_out": 0, "copies_in": 40, "copies_within": 0}
+    assert_home(tensors, expected)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_g2_what_is_saved_shares_if_it_is_asked_to(pooled: bool) -> None:
+    manager = SwapManager()
+
+    def out(group_swap: bool) -> dict[str, int]:
+        x = torch.randn(100, device=DEVICE, requires_grad=True)
+        pool = PinnedMemoryPool(1 << 20) if pooled else None
+
+        def body(t: torch.Tensor) -> torch.Tensor:
+            for _ in range(5):
+                t = t.exp().neg()
+            return t.sum()
+
+        name = f"saved {group_swap}"
+        with manager.group_context(name):
+            y = swap(body, x, group_swap=group_swap, cpu_pool=pool)
+        found = copies_of(lambda: send(name))
+        y.backward()
+        return found
+
+    assert out(True) == {"copies_out": 1, "copies_in": 0, "copies_within": 5}
+    assert out(False) == {"copies_out": 5, "copies_in": 0, "copies_within": 0}
+
+
+def test_c16_ten_thousand_small_tensors_are_two_copies() -> None:
+    """A bucket holds at most 32 MiB."""
+    fake.set_delay(0)
+    values = list(torch.randn(10_000, 1024, device=DEVICE).unbind())
+    values = [value.clone() for value in values]
+    group, tensors, expected = group_of(*values, group_swap=True)
+    del values
+    torch.accelerator.synchronize(0)
+    allocations = fake.stats()["pinned_blocks"]
+
+    def out() -> None:
+        group.launch_offload()
+        group.wait_offload()
+
+    def back() -> None:
+        group.launch_load()
+        group.wait_load()
+
+    assert copies_of(out)["copies_out"] == 2
+    assert fake.stats()["pinned_blocks"] - allocations <= 2
+    assert copies_of(back)["copies_in"] == 2
+    assert_home(tensors, expected)
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+def test_g4_a_bucket_that_fails_is_named(pooled: bool) -> None:
+    """Three buckets; the copies into the staging buffer of the second one come before its own."""
+    region = Region()
+    pool = PinnedMemoryPool(1 << 20) if pooled else None
+    for dtype, count in ((torch.float32, 6), (torch.int64, 5), (torch.bfloat16, 4)):
+        for number in range(count):
+            value = torch.full((1000,), number, dtype=dtype, device=DEVICE)
+            region[dtype].append(SwapTensor(value, "op", group_swap=True, cpu_pool=pool))
+            del value
+    tensors = list(region.iter_swap_tensors())
+    expected = [tensor.get_val().cpu() for tensor in tensors]
+    group = SwapGroup("layer 3")
+    group.add(region)
+    fake.fail_next("copy", 7)
+    with pytest.raises(CopyError, match="bucket 1 ") as caught:
+        group.launch_offload()
+    where = "explicit pool" if pooled else "default pool"
+    for part in ("group layer 3", "5000 elements of int64", "40000 bytes", where):
+        assert part in str(caught.value), caught.value
+    assert "copy can't be queued" in str(caught.value.__cause__)
+    failed = tensors[6:11]
+    assert [tensor.state for tensor in failed] == ["device"] * 5
+    torch.accelerator.synchronize(0)
+    assert_home(tensors, expected)
+    assert figures()["host_in_use_bytes"] == 0
+
+
+def test_streams_that_are_of_no_use() -> None:
+    for stream, text in (("seven", "seven"), (torch.Stream(device="fake:1"), "a stream of fake:1, the tensors are on")):
+        group, tensors, expected = group_of(*fresh_values())
+        with pytest.raises(SettingError, match=text):
+            group.launch_offload(stream)
+        assert_home(tensors, expected)
+        group, tensors, expected = group_of(*fresh_values())
+        group.launch_offload()
+        group.wait_offload()
+        with pytest.raises(SettingError, match=text):
+            group.launch_load(stream)
+        assert [tensor.state for tensor in tensors] == ["host"] * 3
+        group.launch_load()
+        group.wait_load()
+        assert_home(tensors, expected)
+
+
+def test_w4_the_tag_is_in_the_message() -> None:
+    x = torch.randn(100, device=DEVICE, requires_grad=True)
+    manager = SwapManager()
+    for first in (True, False):  # nothing is watched before the first name
+        with manager.group_context("layer 3"):
+            hidden = swap_tensor_wrapper(x * 2, "up projection")
+            y = hidden.square().sum()
+            del hidden
+        if first:
+            manager.abort_group("layer 3")
+    fake.fail_next("copy")
+    with pytest.raises(CopyError, match=r"up projection \[100\]"):
+        manager.launch_offload("layer 3")
+    y.backward()
+    assert torch.equal(x.grad.cpu(), (x * 2 * 2 * 2).detach().cpu())  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("kind", ["alloc", "copy", "event"])

@@ -275,15 +275,16 @@ def test_w8_a_wrapper_inside_a_wrapper_shows_the_innermost() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 def test_w8_under_distributed_checkpointing(tmp_path: Any) -> None:
-    import torch.distributed.checkpoint as saved
     from torch.distributed.checkpoint import state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
 
     plain, covered = parent(Rich()), parent(swap_wrapper(Rich()))
     content = state_dict.get_model_state_dict(plain)
     assert list(content) == list(state_dict.get_model_state_dict(covered))
-    saved.save(content, checkpoint_id=str(tmp_path), no_dist=True)
+    save(content, checkpoint_id=str(tmp_path), no_dist=True)
     found = state_dict.get_model_state_dict(covered)
-    saved.load(found, checkpoint_id=str(tmp_path), no_dist=True)
+    load(found, checkpoint_id=str(tmp_path), no_dist=True)
     state_dict.set_model_state_dict(covered, found)
     for one, other in zip(plain.parameters(), covered.parameters(), strict=True):
         assert torch.equal(one, other)
@@ -291,5 +292,5 @@ def test_w8_under_distributed_checkpointing(tmp_path: Any) -> None:
     for module, optimizer in zip((plain, covered), optimizers, strict=True):
         module(torch.randn(5, 4)).sum().backward()
         optimizer.step()
-    one, other = (state_dict.get_optimizer_state_dict(*pair) for pair in zip((plain, covered), optimizers, strict=True))
-    assert list(one["state"]) == list(other["state"])
+    states = [state_dict.get_optimizer_state_dict(*pair) for pair in zip((plain, covered), optimizers, strict=True)]
+    assert list(states[0]["state"]) == list(states[1]["state"])

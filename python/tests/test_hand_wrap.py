@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -77,8 +78,8 @@ def test_w1_the_policy_is_asked_once_about_each_tensor() -> None:
     with SwapManager().group_context("g"):
         y = swap(lambda t: linear(t.exp())[0, 0].exp().sum(), x, policy_fn=policy)
     # The result of exp for itself and for the linear layer, and the small one; no weights.
-    assert len(asked) == 3
-    assert sorted(asked) == sorted([(4, 16, 32), (4, 16, 32), (7,)]) or (64, 32) in asked
+    # A linear layer may save its input as a matrix.
+    assert sorted(map(math.prod, asked)) == [7, 2048, 2048]
     send("g")
     assert moved()[0] == 4 * 16 * 32 * 4
     y.backward()
@@ -121,10 +122,16 @@ def test_w2_a_region_belongs_to_the_group_of_its_first_tensor() -> None:
             return t.exp().sum()
 
     with manager.group_context("outer"):
-        swap(body, sample())
+        x = sample()
+        y = swap(body, x)
         assert list(manager._groups) == ["first"]
-        swap(lambda t: t.sum(), sample())
-    assert list(manager._groups) in (["first"], [])
+        swap(lambda t: t.sum(), sample())  # saves nothing
+    assert list(manager._groups) == ["first"]
+    assert manager.ensure_group("first")._native().tensors == 2
+    send("first")
+    assert moved()[0] == 2 * x.numel() * 4
+    y.backward()
+    assert torch.equal(x.grad, torch.autograd.grad(x.exp().exp().sum(), x)[0])  # type: ignore[arg-type]
 
 
 def test_w2_values_unpacked_once_and_again_and_packing_after_it() -> None:
@@ -171,6 +178,8 @@ def test_w2_keywords_and_names() -> None:
     "call",
     [
         lambda: swap_wrapper(3),  # type: ignore[arg-type]
+        lambda: swap(3, sample()),  # type: ignore[arg-type]
+        lambda: swap_tensor_wrapper(sample(), cpu_pool=3),
         lambda: swap_wrapper(nn.ReLU(), policy_fn="swap"),  # type: ignore[arg-type]
         lambda: swap_wrapper(nn.ReLU(), cpu_pool=3),
         lambda: AsyncSaveOnCpu(policy_fn=True),  # type: ignore[arg-type]
@@ -268,10 +277,16 @@ def test_w6_a_callable_becomes_a_module_without_parameters() -> None:
 # ---- graph capture, distributed tensors
 
 
+def compiled(module: nn.Module) -> Any:
+    torch.compiler.reset()
+    return torch.compile(copy.deepcopy(module), backend="aot_eager")
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_w10_under_torch_compile() -> None:
     block = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-    reference = step(block)
+    # What torch.compile makes of the layer has its own bits; a wrapper that it meets runs as it is.
+    references = {"inside": step(compiled(block)), "around": step(block), "whole model": step(block)}
     manager = SwapManager()
     for how in ("around", "inside", "whole model"):
         torch.compiler.reset()
@@ -290,9 +305,7 @@ def test_w10_under_torch_compile() -> None:
         manager.wait_offload("compiled")
         assert moved()[0] > before, how
         loss.backward()
-        assert len(gradients(model, x)) == len(reference) - 1
-        for one, other in zip(gradients(model, x, loss), reference, strict=True):
-            torch.testing.assert_close(one, other)
+        assert_equal(gradients(model, x, loss), references[how])
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
@@ -309,10 +322,7 @@ def test_w10_wired_layers_under_torch_compile() -> None:
     torch.compiler.reset()
     reference = step(layers(3))
     model = wire(wrapped(layers(3), swap_wrapper))
-    compiled: Any = torch.compile(model, backend="aot_eager")
-    got = step(compiled)
-    for one, other in zip(got, reference, strict=True):
-        torch.testing.assert_close(one, other)
+    assert_equal(step(compiled(model)), reference)
     assert moved()[0] > 0
     assert SwapManager().get_current_group_name() is None
     torch.compiler.reset()

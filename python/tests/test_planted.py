@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -84,25 +85,34 @@ def planted(text: str, before: list[str], after: list[str]) -> str:
     return "\n".join([*lines, ""])
 
 
-def file_of(test: str) -> Path:
+def located(test: str) -> str:
+    """A test as pytest names it."""
+    if "::" in test:
+        return str(TESTS / test)
     start = f"\ndef {test.partition('[')[0]}("
-    found = [file for file in sorted(TESTS.rglob("test_*.py")) if start in file.read_text()]
+    found = [file for file in TESTS.rglob("test_*.py") if start in file.read_text()]
     assert len(found) == 1, f"{test} is in {len(found)} files"
-    return found[0]
+    return f"{found[0]}::{test}"
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[subprocess.Popen[str]]:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SERVER]
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        yield process
-        assert process.stdin is not None
-        process.stdin.close()
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            yield process
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 MISTAKES = list(mistakes((TESTS / "planted.txt").read_text()))
@@ -118,12 +128,12 @@ def test_a_planted_mistake_is_found(mistake: Mistake, server: subprocess.Popen[s
         text = planted(text, before, after)
     file.unlink()  # a link so far
     file.write_text(text)
-    named = [f"{file_of(test)}::{test}" for test in mistake.tests]
-    # The project's settings have one for the cache that is off here.
-    settings = ["-c", os.devnull, "-p", "no:cacheprovider", "-x", "-q", "--timeout=60", f"--basetemp={tmp_path}/tmp"]
+    # The project's settings have one for the cache, which is off here. What hangs is found, too.
+    settings = f"-c {os.devnull} -p no:cacheprovider -x -q --timeout=60 --timeout-method=thread --basetemp=tmp"
     assert server.stdin is not None
     assert server.stdout is not None
-    print(*[tmp_path, *settings, *named], sep="\t", file=server.stdin, flush=True)
+    words = [tmp_path, *settings.split(), *map(located, mistake.tests)]
+    print(*words, sep="\t", file=server.stdin, flush=True)
     status = server.stdout.readline().strip()
     log = (tmp_path / "log").read_text()
     assert status == "1", f"the tests ended with status {status}, not with a failure:\n{log}"

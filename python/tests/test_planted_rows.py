@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 import torch
 from hand_models import assert_equal, figures, held, layers, one_thread, sample, step, wire, wrapped
-from session_models import Block, Chain, assert_clean, assert_no_hooks, assert_same, gpt, hooked, loss_of, plain, stepped
+from session_models import (
+    Block,
+    Chain,
+    assert_clean,
+    assert_no_hooks,
+    assert_same,
+    gpt,
+    hooked,
+    loss_of,
+    plain,
+    stepped,
+)
 from torch import nn
 
 import ebbtide.torch
@@ -132,5 +143,5 @@ def test_c12_each_call_of_a_layer_is_loaded_ahead() -> None:
 
 def test_w8_names_that_begin_alike_are_apart() -> None:
     model = gpt(layers=12)
-    with ebbtide.torch.session(model, {"blocks.1.up": "swap"}) as s:
-        assert [name for name in s.policy if "blocks.1" in name] == ["blocks.1.up", "blocks.10", "blocks.11"]
+    with ebbtide.torch.session(model, {"blocks.1": "swap"}, layers="blocks.*.up") as s:
+        assert [name for name in s.policy if "blocks.1" in name] == ["blocks.1", "blocks.10.up", "blocks.11.up"]

@@ -27,6 +27,7 @@ from session_models import (
     tokens,
 )
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ebbtide.torch
 from ebbtide import EbbtideError, PhaseError, SettingError
@@ -39,6 +40,13 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("min_bytes", {"min_bytes": -1}, "min_bytes=-1 is negative"),
     ("min_bytes as text", {"min_bytes": "1 MiB"}, "whole number"),
     ("host_bytes", {"host_bytes": -5}, "host_bytes=-5 is negative"),
+    ("tier that is no text", {"tier": 3}, "tier=3 is a int"),
+    ("tiers", {"tier": ["file"]}, "is a list"),
+    ("host_bytes as text", {"host_bytes": "1 GiB"}, "whole number"),
+    ("host_bytes that nobody has", {"host_bytes": 1 << 70}, "is larger than"),
+    ("min_bytes that nobody has", {"min_bytes": 1 << 70}, "is larger than"),
+    ("prefetch without end", {"prefetch": 1 << 70}, "is larger than"),
+    ("a file as a truth", {"timeline": "t.json"}, "True or False"),
     ("prefetch", {"prefetch": 1.5}, "whole number"),
     ("a truth as a number", {"prefetch": True}, "whole number"),
 ]
@@ -62,6 +70,18 @@ def test_bad_models() -> None:
         ebbtide.torch.session([nn.Linear(1, 1)])  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="meta device"):
         ebbtide.torch.session(Gpt(2).to("meta"))
+
+
+def test_an_accelerator_that_is_not_there() -> None:
+    """The only tensors of such a device are those of PyTorch's fake mode."""
+    missing = next(name for name in ("xpu", "mps", "cuda") if not torch.get_device_module(name).is_available())
+    with FakeTensorMode():
+        model = nn.Sequential(*(nn.Linear(3, 3, device=missing) for _ in range(3)))
+    open_before = len(_stats._sources)
+    with pytest.raises(SettingError, match=f"{missing}.*isn't there") as caught:
+        ebbtide.torch.session(model)
+    assert caught.value.hint
+    assert (hooks_on(model), len(_stats._sources)) == (0, open_before)
 
 
 def test_w10_a_compiled_model_is_refused() -> None:
@@ -330,8 +350,11 @@ def test_timeline(tmp_path: Path) -> None:
         count = s.timeline(tmp_path / "t.json")
         assert count > 0
         assert json.loads((tmp_path / "t.json").read_text())
-    with ebbtide.torch.session(model) as s, pytest.raises(SettingError, match="timeline=True"):
-        s.timeline(tmp_path / "none.json")
+    with ebbtide.torch.session(model) as s:
+        with pytest.raises(SettingError, match="timeline=True"):
+            s.timeline(tmp_path / "none.json")
+        with pytest.raises(SettingError, match="path of the file"):
+            s.timeline(3)  # type: ignore[arg-type]
 
 
 def test_repr_and_report_are_readable() -> None:

@@ -55,8 +55,8 @@ class offload(ContextDecorator):
     What was saved has left when the `with` ends. On an accelerator the host does not wait for that, only its
     compute stream does. With `wait=False` the copies run while the code after it runs, and their memory is free
     at the latest when the next `with` of the thread ends. So one around each part of a model lowers the peak; one
-    around all of it only lowers what is held between forward and backward. Inside of a function that `torch.utils.checkpoint` runs it
-    does nothing, with a warning.
+    around all of it only lowers what is held between forward and backward. Inside of a function that
+    `torch.utils.checkpoint` runs it does nothing, with a warning.
 
     Args:
         tier: `"file"`, `"host"` or None, as for `session`.

@@ -29,6 +29,7 @@ from torch import nn
 from ebbtide import _native
 from ebbtide.errors import PhaseError, SettingError
 from ebbtide.torch import _layers, _places, _report, _stats
+from ebbtide.torch._drain import drain
 from ebbtide.torch._hooks import Wiring, in_backward
 from ebbtide.torch._settings import (
     MIN_BYTES,
@@ -187,6 +188,7 @@ class Session:
             self._source.counted["steps"] += 1
         else:
             self._source.hub.abandon(step.number)
+            drain()  # if it was backward that failed, autograd has kept what it did not get to
 
     def _check_usable(self, what: str) -> nn.Module:
         if not self._finalizer.alive:

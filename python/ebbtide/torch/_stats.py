@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from ebbtide import _native
 from ebbtide.errors import PhaseError
+from ebbtide.torch._drain import drain_at_exit
 
 Settings = tuple[object, ...]
 Figures = dict[str, int | float]
@@ -73,6 +74,7 @@ def open_source(
     """A new hub, counted in the figures of the process until `retire` and after it. Raises `SettingError`."""
     hub = _native.Hub(tier=tier, spill_dir=spill_dir, host_bytes=host_bytes, prefetch=prefetch, timeline=timeline)
     source = Source(hub)
+    drain_at_exit()
     with _lock:
         _sources[id(source)] = source
     return source

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import torch
 
-from .._native import unpack
+from ebbtide._native import unpack
 
 Whole = tuple[Any, Any, torch.Size, tuple[int, ...], dict[str, Any]]
 Parts = tuple[list[tuple[str, torch.Tensor]], Whole]

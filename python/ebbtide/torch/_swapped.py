@@ -119,7 +119,13 @@ class Trip:
             shared = [tensor._own() for tensor in self._aboard if tensor._used_through_wrapper()]
             group.protect(shared)
             shared.clear()
-        group.wait_offload()
+        try:
+            group.wait_offload()
+        except EbbtideError:
+            # What stayed can leave again. A `SwapGroup` has more aboard than is named, and is loaded first.
+            if not self._sole and all(tensor.state == DEVICE for tensor in self._aboard):
+                self.give_up()
+            raise
         _defaults.pass_on_warnings(4)
 
     def start_load(self, copy_stream: object | None) -> None:

@@ -8,6 +8,7 @@ as it was.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import itertools
@@ -98,7 +99,8 @@ def _lowest(op: Any, dtype: torch.dtype, count: int) -> list[tuple[int, Input]]:
     return sorted(ranked, key=lambda pair: pair[0])[:count]
 
 
-def choose(count: int) -> list[Input]:
+@functools.cache
+def choose(count: int) -> tuple[Input, ...]:
     """`count` inputs over all operators and dtypes, in the order of the operators' names."""
     rounds: list[list[tuple[int, Input]]] = [[], []]
     for op in operators():
@@ -107,4 +109,4 @@ def choose(count: int) -> list[Input]:
                 rounds[place].append(pair)
     ordered = [pair for one in rounds for pair in sorted(one, key=lambda pair: pair[0])]
     chosen = [one for _, one in ordered[:count]]
-    return sorted(chosen, key=lambda one: (one.op.full_name, short(one.dtype), one.index))
+    return tuple(sorted(chosen, key=lambda one: (one.op.full_name, short(one.dtype), one.index)))

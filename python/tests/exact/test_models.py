@@ -307,7 +307,7 @@ def test_c9_frozen_tower_and_unused_branch_stay_flat() -> None:
                 sizes.append(resident())
         moved = session.stats()["bytes_out"]
     assert len(held) == 1, f"kept by the tier: {held}"
-    assert sizes[-1] - sizes[15] < 0.05 * moved, (sizes[15], sizes[-1], moved)
+    assert sizes[-1] - sizes[15] < moved / 100, (sizes[15], sizes[-1], moved)  # what one step moves
 
 
 def in_threads(runs: list[Callable[[], Trained]]) -> list[Trained]:
