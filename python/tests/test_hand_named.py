@@ -22,6 +22,8 @@ from torch import nn
 
 from ebbtide.torch import (
     SwapManager,
+    _defaults,
+    _wrap,
     swap_tensor_wrapper,
 )
 
@@ -146,3 +148,20 @@ def test_w4_tensors_named_before_or_after_they_were_saved(before: bool) -> None:
     assert out == [0, 1, 2]
     assert moved() == (2 * x.numel() * 4,) * 2
     assert figures()["not_freed_tensors"] == 0
+
+
+def test_w4_a_torch_that_hides_its_hooks_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before 2.8 nobody can say whether somebody else's hooks apply."""
+    monkeypatch.setattr(_wrap, "_warned_of_old_torch", False)
+    monkeypatch.setattr(_defaults, "hooks_can_be_seen", lambda: False)
+    x = sample()
+    with SwapManager().group_context("old"), told() as texts:
+        for _ in range(2):
+            tree = [x * 2]
+            got = swap_tensor_wrapper(tree, "tag")
+            assert got[0] is tree[0]
+            got[0].square().sum().backward()
+    assert len(texts) == 1
+    assert "2.8" in texts[0]
+    assert "swap_wrapper" in texts[0]
+    assert (SwapManager().active_group_count(), moved()) == (0, (0, 0))

@@ -75,8 +75,9 @@ def test_bad_models() -> None:
 def test_an_accelerator_that_is_not_there() -> None:
     """The only tensors of such a device are those of PyTorch's fake mode."""
     missing = next(name for name in ("xpu", "mps", "cuda") if not torch.get_device_module(name).is_available())
+    model = nn.Linear(3, 3)
     with FakeTensorMode():
-        model = nn.Sequential(*(nn.Linear(3, 3, device=missing) for _ in range(3)))
+        model.weight = nn.Parameter(torch.empty(3, 3, device=missing))
     open_before = len(_stats._sources)
     with pytest.raises(SettingError, match=f"{missing}.*isn't there") as caught:
         ebbtide.torch.session(model)
