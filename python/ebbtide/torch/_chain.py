@@ -196,6 +196,10 @@ class Layers:
         layer.latest = None
         return layer.group_name
 
+    def forget_names(self) -> None:
+        """Groups are watched again only when a tensor is named in them again."""
+        self._watched.clear()
+
     def forked(self) -> None:
         """In a forked child: locks are new, calls under way are the parent's."""
         self._lock = threading.RLock()

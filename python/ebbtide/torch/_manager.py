@@ -34,6 +34,7 @@ from ebbtide.torch import _defaults, _stats
 from ebbtide.torch._chain import LayerCall, Layers
 from ebbtide.torch._hooks import in_backward
 from ebbtide.torch._settings import check_group_name
+from ebbtide.torch._step import refused_by_transform
 from ebbtide.torch._tensors import Region, SwapGroup
 
 NOT_HOME = ("open", "offloading", "away", "loading")
@@ -226,6 +227,11 @@ class SwapManager:
         hooks = self._layers.watching(self, group_name)
         try:
             yield
+        except RuntimeError as error:
+            refused = refused_by_transform(error)
+            if refused is None:
+                raise
+            raise refused from error
         finally:
             if hooks is not None:
                 hooks.__exit__()
@@ -349,6 +355,7 @@ class SwapManager:
         with self._lock:
             names = list(self._groups)
             self._warned_missing = False
+        self._layers.forget_names()
         for name in names:
             self.abort_group(name)
 
@@ -361,7 +368,7 @@ class SwapManager:
     def _pruned(self, group_name: str) -> list[SwapGroup]:
         """The groups of a name that still exist: the engine closes one when nobody can ask for it."""
         groups = self._groups.get(group_name, [])
-        groups[:] = [group for group in groups if group.phase not in ("closed", "home")]
+        groups[:] = [group for group in groups if not group._trip.is_over]
         if not groups:
             self._groups.pop(group_name, None)
         return groups

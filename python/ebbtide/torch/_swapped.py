@@ -92,6 +92,14 @@ class Trip:
         """open, offloading, away, loading, home or closed."""
         return "open" if self.group is None else self.group.phase
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody can ask for anything of it: all is home, or whoever could is gone."""
+        if self.group is None:
+            return False
+        phase = self.group.phase
+        return phase in ("home", "closed") or (phase != "open" and self.group.tensors == 0)
+
     def board(self, tensors: Iterable[SwapTensor], *, sole: bool) -> None:
         """Registers what can leave. With `sole` only what nothing else uses will be emptied.
 
