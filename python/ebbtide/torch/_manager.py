@@ -204,9 +204,8 @@ class SwapManager:
         """How many groups exist now."""
         self._tidy()
         with self._lock:
-            for name in list(self._groups):
-                self._pruned(name)
-            return sum(len(groups) for groups in self._groups.values())
+            # What is over stays in the tables: a schedule may go on to drive it, to no effect.
+            return sum(not group._trip.is_over for groups in self._groups.values() for group in groups)
 
     # -- the current group
 
@@ -366,7 +365,7 @@ class SwapManager:
             return list(self._groups.get(group_name, ()))
 
     def _pruned(self, group_name: str) -> list[SwapGroup]:
-        """The groups of a name that still exist: the engine closes one when nobody can ask for it."""
+        """The groups of a name that are not over. A new pass of it begins, so nobody drives those any more."""
         groups = self._groups.get(group_name, [])
         groups[:] = [group for group in groups if not group._trip.is_over]
         if not groups:
