@@ -154,6 +154,7 @@ def test_streams_take_turns(hub: Hub) -> None:
 
 def test_stream_and_device_are_as_they_were(hub: Hub) -> None:
     side = torch.Stream(device=OTHER)
+    before = [torch.accelerator.current_stream(index) for index in (1, 0)]
     torch.accelerator.set_stream(side)
     try:
         x = values(5000).requires_grad_()
@@ -178,7 +179,8 @@ def test_stream_and_device_are_as_they_were(hub: Hub) -> None:
     finally:
         fake.fail_next("copy", 0)
         torch.accelerator.synchronize(1)
-        torch.accelerator.set_stream(torch.Stream(device=DEVICE))
+        for stream in before:  # the last one's device is the current one again
+            torch.accelerator.set_stream(stream)
 
 
 def test_each_device_has_a_unit(hub: Hub) -> None:
