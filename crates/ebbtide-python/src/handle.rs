@@ -43,7 +43,7 @@ impl Ahead {
 
     /// Starts the load, the first time. A hint: what can't be started is loaded when it is asked for.
     fn start(&self, py: Python<'_>) -> PyResult<()> {
-        if self.started.swap(true, Ordering::Relaxed) {
+        if self.hub.settings.prefetch == 0 || self.started.swap(true, Ordering::Relaxed) {
             return Ok(());
         }
         let mut inner = self.hub.lock(py)?;
