@@ -277,6 +277,10 @@ mod tests {
         timeline.copy(Row::Out(1), "h.0".into(), 1_000, 2_500);
         timeline.copy(Row::In(0), "h.0".into(), 3_000, 4_001);
         timeline.counter("live bytes", 12);
+        // The copies that are made up above have to be over when the wait for them ends.
+        while started.elapsed().as_micros() < 5 {
+            std::hint::spin_loop();
+        }
         timeline.wait("load h.0", started);
         let json = written(&timeline);
         for row in ["compute", "waits", "offload 1", "load 0"] {
