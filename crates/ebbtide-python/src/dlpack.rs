@@ -17,7 +17,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use ebbtide_store::AlignedBuf;
+use crate::shelf::Memory;
 use pyo3::prelude::*;
 
 const NAME: &CStr = c"dlpack_exchange_api";
@@ -119,7 +119,7 @@ impl Dims {
 struct Lease {
     managed: Managed,
     dims: Dims,
-    _buffer: Arc<AlignedBuf>,
+    _buffer: Arc<Memory>,
 }
 
 impl Exchange {
@@ -178,7 +178,7 @@ impl Exchange {
     pub(crate) fn tensor<'py>(
         &self,
         py: Python<'py>,
-        (buffer, offset): (Arc<AlignedBuf>, usize),
+        (buffer, offset): (Arc<Memory>, usize),
         dtype: DlType,
         dims: &Dims,
     ) -> PyResult<Bound<'py, PyAny>> {

@@ -35,6 +35,7 @@ use pyo3::prelude::*;
 
 use crate::held::{Freed, Held, backend_error, phase};
 use crate::ram::Tally;
+use crate::shelf::Memory;
 use crate::unit::Streams;
 use crate::view::ALIGN;
 use crate::waiting::released;
@@ -67,7 +68,7 @@ struct Piece {
 /// more than its copy.
 #[derive(Debug)]
 struct Slab {
-    buffer: Arc<AlignedBuf>,
+    buffer: Arc<Memory>,
     next: usize,
 }
 
@@ -118,14 +119,10 @@ impl Gatherer {
     }
 
     /// Memory for a span that begins like the one at `address`, and where in it the span begins.
-    fn room(
-        &mut self,
-        address: usize,
-        len: usize,
-    ) -> Result<(Arc<AlignedBuf>, usize), BackendError> {
+    fn room(&mut self, address: usize, len: usize) -> Result<(Arc<Memory>, usize), BackendError> {
         if len > SMALL {
             let at = phase(address);
-            return Ok((Arc::new(AlignedBuf::zeroed(at + len)?), at));
+            return Ok((Arc::new(AlignedBuf::zeroed(at + len)?.into()), at));
         }
         if let Some(slab) = &mut self.slab {
             let at = slab.next.next_multiple_of(ALIGN) + phase(address);
@@ -134,7 +131,7 @@ impl Gatherer {
                 return Ok((Arc::clone(&slab.buffer), at));
             }
         }
-        let buffer = Arc::new(AlignedBuf::zeroed(SLAB)?);
+        let buffer = Arc::<Memory>::new(AlignedBuf::zeroed(SLAB)?.into());
         let at = phase(address);
         self.slab = Some(Slab { buffer: Arc::clone(&buffer), next: at + len });
         Ok((buffer, at))

@@ -27,11 +27,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use ebbtide_core::{BackendError, Element, Facts, PoolId};
-use ebbtide_store::AlignedBuf;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::graveyard::Graveyard;
+use crate::shelf::{Awaited, Memory};
 use crate::torch::{Torch, storage_key, storage_of, version_of};
 use crate::view::{ALIGN, Place, View};
 
@@ -71,6 +71,8 @@ struct Span {
     content: Content,
     /// A weak reference, so that the storage object's address is not used again.
     weak: Option<usize>,
+    /// While it is away, if what it comes home to is from a shelf.
+    awaited: Option<Awaited>,
 }
 
 /// A storage that is emptied and restored.
@@ -91,7 +93,7 @@ enum Content {
     Device(Vec<Alias>),
     Away,
     /// From this byte of the buffer on.
-    Ram(Arc<AlignedBuf>, usize),
+    Ram(Arc<Memory>, usize),
     /// A tensor of bytes.
     Torch(Py<PyAny>),
     Gone,
@@ -102,7 +104,7 @@ pub(crate) enum Found {
     /// A tensor that still shares the memory.
     Alias(Py<PyAny>),
     Away,
-    Ram(Arc<AlignedBuf>, usize),
+    Ram(Arc<Memory>, usize),
     Torch(Py<PyAny>),
     Changed {
         was: u64,
@@ -134,6 +136,7 @@ impl Held {
             changed: None,
             content,
             weak: None,
+            awaited: None,
         }));
         let (sizes, element) = (view.sizes().into(), view.element());
         Self {
@@ -301,8 +304,17 @@ impl Held {
         Ok(if others { Freed::StillUsed } else { Freed::Yes })
     }
 
+    /// A span that was let go of has a claim to memory, until its content is another.
+    pub(crate) fn is_awaited(&self, awaited: Awaited) {
+        if let Some(mut span) = self.lock()
+            && matches!(span.content, Content::Away)
+        {
+            span.awaited = Some(awaited);
+        }
+    }
+
     /// The bytes of a span are in a buffer of its own.
-    pub(crate) fn come_home(&self, buffer: Arc<AlignedBuf>, at: usize) {
+    pub(crate) fn come_home(&self, buffer: Arc<Memory>, at: usize) {
         self.set(Content::Ram(buffer, at));
     }
 
@@ -331,7 +343,7 @@ impl Held {
 
     fn set(&self, content: Content) {
         let Some(mut span) = self.lock() else { return };
-        let old = std::mem::replace(&mut span.content, content);
+        let old = (std::mem::replace(&mut span.content, content), span.awaited.take());
         drop(span);
         drop(old);
     }

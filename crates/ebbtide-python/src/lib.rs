@@ -41,6 +41,7 @@ mod pool;
 mod python;
 mod quiet;
 mod ram;
+mod shelf;
 mod sole;
 mod stream;
 mod torch;

@@ -16,11 +16,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use ebbtide_core::{BackendError, Bytes, Device, Facts};
-use ebbtide_store::AlignedBuf;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::held::{Freed, Held, backend_error, phase};
+use crate::shelf::{Memory, Shelf};
 
 /// What a unit tells the hub beside the engine's own counters.
 #[derive(Debug, Default)]
@@ -46,11 +46,12 @@ impl Tally {
 #[derive(Debug)]
 pub(crate) struct Lender {
     tally: Arc<Tally>,
+    shelf: Arc<Shelf>,
 }
 
 impl Lender {
     pub(crate) fn new(tally: Arc<Tally>) -> Self {
-        Self { tally }
+        Self { tally, shelf: Shelf::new() }
     }
 }
 
@@ -59,7 +60,7 @@ pub(crate) enum Block {
     /// Torch's, in one direction or the other.
     Lent { start: usize, len: usize, _held: Arc<Held> },
     /// To become the memory of a span, from byte `at` on.
-    Fresh { buffer: AlignedBuf, at: usize },
+    Fresh { buffer: Memory, at: usize, len: usize },
 }
 
 impl Bytes for Block {
@@ -69,7 +70,7 @@ impl Bytes for Block {
             Self::Lent { start, len, .. } => unsafe {
                 std::slice::from_raw_parts(std::ptr::with_exposed_provenance(*start), *len)
             },
-            Self::Fresh { buffer, at } => &buffer.as_slice()[*at..],
+            Self::Fresh { buffer, at, len } => &buffer.as_slice()[*at..*at + *len],
         }
     }
 
@@ -79,14 +80,13 @@ impl Bytes for Block {
             Self::Lent { start, len, .. } => unsafe {
                 std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(*start), *len)
             },
-            Self::Fresh { buffer, at } => &mut buffer.as_mut_slice()[*at..],
+            Self::Fresh { buffer, at, len } => &mut buffer.as_mut_slice()[*at..*at + *len],
         }
     }
 
     fn size(&self) -> usize {
         match self {
-            Self::Lent { len, .. } => *len,
-            Self::Fresh { buffer, at } => buffer.len() - at,
+            Self::Lent { len, .. } | Self::Fresh { len, .. } => *len,
         }
     }
 }
@@ -133,18 +133,20 @@ impl Device for Lender {
     }
 
     fn vacate(&mut self, storage: &Arc<Held>) -> Result<(), BackendError> {
-        let bytes = storage.range().len() as u64;
+        let range = storage.range();
+        let bytes = range.len() as u64;
         let freed = Python::attach(|py| match storage.named() {
             None => storage.let_go(py),
             Some(_) => storage.empty(py).map(|()| Freed::Yes),
         });
         let freed = freed.map_err(|error| refused("torch can't let go of a storage", &error))?;
+        storage.is_awaited(self.shelf.awaits(phase(range.start) + range.len()));
         self.tally.let_go(freed, bytes);
         Ok(())
     }
 
     fn attach(&mut self, storage: &Arc<Held>, block: Block) -> Result<(), BackendError> {
-        if let Block::Fresh { buffer, at } = block {
+        if let Block::Fresh { buffer, at, .. } = block {
             storage.come_home(Arc::new(buffer), at);
         }
         Ok(())
@@ -154,7 +156,8 @@ impl Device for Lender {
         let Some(named) = storage.named() else {
             let range = storage.range();
             let at = phase(range.start);
-            return Ok(Block::Fresh { buffer: AlignedBuf::zeroed(at + range.len())?, at });
+            let len = range.len();
+            return Ok(Block::Fresh { buffer: self.shelf.take(at + len)?, at, len });
         };
         let bytes = named.facts.bytes;
         Python::attach(|py| storage.resize(py, bytes))

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use ebbtide_core::Element;
-use ebbtide_store::AlignedBuf;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::dlpack::{Dims, DlType};
+use crate::shelf::Memory;
 use crate::torch::Torch;
 
 /// A tensor without its bytes.
@@ -156,7 +156,7 @@ impl View {
         &self,
         py: Python<'py>,
         torch: &Torch,
-        buffer: &Arc<AlignedBuf>,
+        buffer: &Arc<Memory>,
         at: usize,
     ) -> PyResult<Bound<'py, PyAny>> {
         if let (Some(exchange), Some(dtype)) = (&torch.exchange, self.exchange) {
@@ -205,7 +205,7 @@ fn element(torch: &Torch, dtype: &Bound<'_, PyAny>) -> PyResult<Element> {
 fn bytes_over<'py>(
     py: Python<'py>,
     torch: &Torch,
-    buffer: &Arc<AlignedBuf>,
+    buffer: &Arc<Memory>,
     at: usize,
     len: usize,
 ) -> PyResult<Bound<'py, PyAny>> {
@@ -221,5 +221,5 @@ fn bytes_over<'py>(
 /// Keeps a buffer for a tensor that was made without DLPack.
 #[pyclass(frozen, module = "ebbtide._native")]
 struct Owner {
-    _buffer: Arc<AlignedBuf>,
+    _buffer: Arc<Memory>,
 }

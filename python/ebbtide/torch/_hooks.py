@@ -75,7 +75,7 @@ def _leave(
     opened = session()
     step = opened.running_step() if opened is not None else None
     if step is not None and module is layer():
-        step.leave(module, output)
+        step.leave(module, name, output)
 
 
 class _Recomputed:

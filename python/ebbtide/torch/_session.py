@@ -44,7 +44,7 @@ from ebbtide.torch._settings import (
     layer_patterns,
     split_selection,
 )
-from ebbtide.torch._step import Step
+from ebbtide.torch._step import BackwardRow, Step
 from ebbtide.torch._verify import Verified, verify
 
 
@@ -85,7 +85,7 @@ def session(
             folder.
         host_bytes: The most bytes of host memory to use; None: what the machine can spare.
         prefetch: How many groups are loaded ahead of backward.
-        timeline: Whether to record what is copied when, for `Session.timeline`.
+        timeline: Whether to record what is copied when, and which layer runs, for `Session.timeline`.
 
     Returns:
         The open session. It belongs to this thread.
@@ -142,6 +142,7 @@ class Session:
         self._places = _places.Places(_places.Meter(next(model.parameters()).device))
         if self._places.meter.device.type == "cpu":
             _native.return_freed_memory()
+        self._backward = BackwardRow(source.hub)
         self._warnings: list[str] = []
         self._told_of_checkpoint = False
         self._wiring = Wiring()

@@ -54,6 +54,7 @@ class _Call:
         self.region: Region | None = None
         self.packer: _native.Packer | None = None
         self.hooks: saved_tensors_hooks | None = None
+        self.mark = 0  # of its forward in the timeline
 
     def close(self) -> None:
         """Takes the hooks off autograd's stack, once."""
@@ -121,6 +122,7 @@ class Step:
         self._session._places.mark(_places.LAYERS)
         call = _Call(layer)
         self._calls.append(call)
+        call.mark = self._session._source.hub.mark_begin(f"forward {name}")
         counted = self._session._source.counted
         counted["layer_calls"] += 1
         why = left_alone()
@@ -134,14 +136,15 @@ class Step:
             call.packer = _native.Packer(ahead=self._before)
             call.hooks = push_hooks(call.packer)
 
-    def leave(self, layer: nn.Module, output: object) -> None:
+    def leave(self, layer: nn.Module, name: str, output: object) -> None:
         """A layer's forward ended, by return or exception."""
         if not self._calls or self._calls[-1].layer is not layer:
             return  # its pre-hook did not run inside of this step
         call = self._calls.pop()
         call.close()
+        self._session._source.hub.mark_end(call.mark)
         self._session._places.mark(_places.HEAD)
-        self._watch_gradient(output)
+        self._watch_gradient(name, output)
         self._offload(call)
 
     # ---- parts
@@ -173,11 +176,11 @@ class Step:
         group.start_offload()
         wait_offload(before)
 
-    def _watch_gradient(self, output: object) -> None:
-        """Tells where memory is from the moment on when backward reaches this layer."""
+    def _watch_gradient(self, name: str, output: object) -> None:
+        """Tells where memory is, and what runs, from the moment on when backward reaches this layer."""
         tensor = next(_tensors(output), None)
         if tensor is not None and tensor.grad_fn is not None and left_alone() is None:
-            tensor.register_hook(_GradientCame(self._session._places))
+            tensor.register_hook(_GradientCame(self._session._places, self._session._backward, name))
 
     def _unwind(self) -> list[_Call]:
         """Hooks that are still on autograd's stack come off: a KeyboardInterrupt runs no forward hooks."""
@@ -201,13 +204,42 @@ class Step:
 class _GradientCame:
     """Tensor hook: the gradient of a layer's output has been computed."""
 
-    def __init__(self, places: _places.Places) -> None:
+    def __init__(self, places: _places.Places, backward: BackwardRow, name: str) -> None:
         self._places = weakref.ref(places)
+        self._backward = weakref.ref(backward)
+        self._name = name
 
     def __call__(self, _: torch.Tensor) -> None:
-        places = self._places()
+        places, backward = self._places(), self._backward()
         if places is not None:
             places.mark(_places.BACKWARD)
+        if backward is not None:
+            backward.reaches(self._name)
+
+
+class BackwardRow:
+    """Marks in a session's timeline which layer's backward runs.
+
+    A layer's backward begins when the gradient of its output is there, and ends where the next one's begins or
+    the whole backward ends. Called by autograd's threads, one at a time.
+    """
+
+    def __init__(self, hub: _native.Hub) -> None:
+        self._hub = hub
+        self._mark = 0
+        self._task = -1  # autograd's number of the backward; one that failed has left its mark open
+
+    def reaches(self, name: str) -> None:
+        task = torch._C._current_graph_task_id()
+        self._hub.mark_end(self._mark)
+        self._mark = self._hub.mark_begin(f"backward {name}")  # 0 without a timeline
+        if self._mark and task != self._task:
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._over)
+
+    def _over(self) -> None:
+        self._hub.mark_end(self._mark)
+        self._mark = 0
 
 
 def _tensors(output: object) -> Iterator[torch.Tensor]:
