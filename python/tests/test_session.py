@@ -368,7 +368,7 @@ def test_timeline(tmp_path: Path) -> None:
         stepped(s, model)
         count = s.timeline(tmp_path / "t.json")
         assert count > 0
-        entries = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+        entries = json.loads((tmp_path / "t.json").read_text())
         shown = {entry["name"] for entry in entries if entry["ph"] == "X"}
         blocks = [f"blocks.{i}" for i in range(4)]
         assert {f"{way} {block}" for way in ("forward", "backward") for block in blocks} <= shown
