@@ -26,6 +26,8 @@
 //! | [`backend`] | the traits [`Device`] and [`Store`] and what each may rely on |
 //! | [`accel`] | the trait [`Accelerator`]: streams, events, pinned memory |
 //! | [`order`] | which group will be needed next: learnt from backward |
+//! | [`plan`], [`op`] | a plan as data; the operations of a step |
+//! | [`gate`] | may an operation start, may a load start: bytes against the budget |
 //! | [`policy`] | keep, swap or recompute for each layer, and the text form of it |
 //! | [`observe`] | the one interface for warnings, counters and timings |
 //! | [`size`] | byte sizes as people write them |
@@ -75,6 +77,7 @@ mod departure;
 pub mod direct;
 pub mod engine;
 pub mod error;
+pub mod gate;
 mod group;
 mod hash;
 mod inspect;
@@ -84,10 +87,12 @@ pub mod mark;
 pub mod model;
 pub mod mover;
 pub mod observe;
+pub mod op;
 pub mod order;
 mod owners;
 mod pack;
 mod parcel;
+pub mod plan;
 pub mod policy;
 pub mod pool;
 mod prefetch;
@@ -106,12 +111,15 @@ pub use context::Contexts;
 pub use direct::Direct;
 pub use engine::{Config, Counters, Engine};
 pub use error::{BackendError, Error};
+pub use gate::Gate;
 pub use group::{GroupId, Registered, TensorId};
 pub use label::{Label, Labels};
 pub use manager::{Manager, Offered};
 pub use mover::{Element, Mover, Saved};
 pub use observe::{Event, Observer};
+pub use op::{Op, Phase};
 pub use parcel::Piece;
+pub use plan::{LayerPlan, Plan, Schedule};
 pub use policy::{CheckpointPolicy, Policies, Policy, TensorPolicy};
 pub use pool::{Budget, Buffer, HostPool, PoolStats};
 pub use ranges::{Ranges, view_bytes};

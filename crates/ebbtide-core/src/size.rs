@@ -76,6 +76,23 @@ pub fn format(bytes: u64) -> String {
     }
 }
 
+/// Like [`format`], rounded up, so that what is printed is enough when it is [parsed](parse) again.
+///
+/// ```
+/// use ebbtide_core::size;
+/// assert_eq!(size::format_up((3 << 20) + 1), "3.1 MiB");
+/// assert_eq!(size::format_up(3 << 20), "3.0 MiB");
+/// ```
+pub fn format_up(bytes: u64) -> String {
+    match UNITS.iter().rev().find(|(_, unit)| bytes >= *unit) {
+        Some((name, unit)) if *unit > 1 => {
+            let tenths = (u128::from(bytes) * 10).div_ceil(u128::from(*unit));
+            format!("{}.{} {name}", tenths / 10, tenths % 10)
+        }
+        _ => format!("{bytes} B"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +130,14 @@ mod tests {
         #[test]
         fn any_text_is_a_size_or_an_error(text in "\\PC*") {
             let _ = parse(&text);
+        }
+
+        /// What is rounded up is enough, and at most a tenth of the unit too much.
+        #[test]
+        fn rounded_up_is_enough(bytes in 0..u64::MAX / 2) {
+            let again = parse(&format_up(bytes)).unwrap();
+            proptest::prop_assert!(again >= bytes);
+            proptest::prop_assert!(again - bytes <= bytes / 10);
         }
 
         /// Every whole number of bytes survives being written out.

@@ -50,6 +50,7 @@
 //! | `options`, `inject`, `random` | speeds, lateness, faults |
 //! | `report`, `call`, `stats` | what comes out |
 //! | [`play`] | whole runs of the engine, drawn from a seed |
+//! | [`predict`] | the other use: what a plan will take, given times and speeds |
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 
@@ -65,6 +66,7 @@ mod memory;
 mod objects;
 mod options;
 pub mod play;
+pub mod predict;
 mod random;
 mod report;
 mod schedule;

@@ -1,0 +1,129 @@
+//! The simulator as a search uses it: the time of a choice, or that it is no better.
+
+use ebbtide_core::{Op, Plan};
+
+use super::choice::Choice;
+use super::machine::{Machine, Played};
+use super::model::Model;
+use super::prediction::{self, Need};
+use super::residency::{Fate, Uses};
+
+/// Plays choices on one model and counts them. It allocates when it is made and then no more.
+#[derive(Clone, Debug)]
+pub struct Simulator<'m> {
+    machine: Machine<'m>,
+    plays: u64,
+}
+
+impl<'m> Simulator<'m> {
+    /// For plans of this model.
+    ///
+    /// # Panics
+    /// The model has more than 16 tiers, or no layer.
+    pub fn new(model: &'m Model) -> Self {
+        assert!(model.tiers.len() <= ebbtide_core::gate::MAX_CHANNELS, "too many tiers");
+        assert!(!model.layers.is_empty(), "a model without layers");
+        Self { machine: Machine::new(model), plays: 0 }
+    }
+
+    /// The model.
+    pub fn model(&self) -> &'m Model {
+        self.machine.model
+    }
+
+    /// How many choices were played so far. What is refused before that is free.
+    pub fn plays(&self) -> u64 {
+        self.plays
+    }
+
+    /// The time of a step in nanoseconds, if it fits the budget in bytes and is below `bound`.
+    pub fn time(&mut self, choice: &Choice, budget: u64, bound: f64) -> Option<f64> {
+        self.time_of_part(choice, budget, bound, usize::MAX)
+    }
+
+    /// Like [`time`](Self::time), where only the layers below `decided` have been decided: the
+    /// others have the bytes that no decision can avoid, and no copies. That is no more than what
+    /// any way to decide them takes.
+    pub fn time_of_part(
+        &mut self,
+        choice: &Choice,
+        budget: u64,
+        bound: f64,
+        decided: usize,
+    ) -> Option<f64> {
+        if self.machine.compute_ns(choice) as f64 >= bound {
+            return None;
+        }
+        match self.machine.play(choice, budget, bound, decided, &mut ()) {
+            Played::Took(ns) => {
+                self.plays += 1;
+                (ns < bound).then_some(ns)
+            }
+            Played::TooSlow => {
+                self.plays += 1;
+                None
+            }
+            Played::TooLarge { .. } | Played::TooFull { .. } => None,
+        }
+    }
+
+    /// The operations alone, with what is recomputed, in nanoseconds.
+    pub fn compute_ns(&self, choice: &Choice) -> f64 {
+        self.machine.compute_ns(choice) as f64
+    }
+
+    /// What the choice needs at least, in bytes, and the index of the operation that needs it.
+    pub fn least(&mut self, choice: &Choice) -> (u64, usize) {
+        self.machine.settled.settle(&self.machine.layout, choice, usize::MAX)
+    }
+
+    /// By operation: what the choice given to [`least`](Self::least) or played last needs.
+    pub fn minimal(&self) -> &[u64] {
+        &self.machine.settled.minimal
+    }
+
+    /// The storages of a layer, numbered through all layers.
+    pub fn storages_of(&self, layer: usize) -> std::ops::Range<usize> {
+        self.machine.layout.of_layer[layer].clone()
+    }
+
+    /// What becomes of a storage, and the first and last operation after forward that need it.
+    pub fn fate(&self, storage: usize, choice: &Choice) -> (Fate, Uses) {
+        self.machine.layout.fate(storage, choice, usize::MAX)
+    }
+
+    /// Whether no tier gets more than it holds.
+    pub fn tiers_hold(&mut self, choice: &Choice) -> bool {
+        let machine = &mut self.machine;
+        machine.settled.settle(&machine.layout, choice, usize::MAX);
+        machine.check_tiers(choice).is_ok()
+    }
+
+    /// What the choice needs at least, and what that is.
+    pub fn need(&mut self, choice: &Choice) -> Need {
+        let (bytes, op) = self.least(choice);
+        prediction::need_of(&self.machine, choice, bytes, op)
+    }
+
+    /// The choice as a plan that names only what moves and says when each layer's loads may start.
+    /// `None` if it does not fit the budget in bytes, or a tier.
+    pub fn plan(&mut self, choice: &Choice, budget: u64) -> Option<Plan> {
+        self.machine.prepare(choice, budget, usize::MAX).ok()?;
+        let layers = self.model().layers.len();
+        let mut plan = Plan::keep(layers);
+        for (layer, to) in plan.layers.iter_mut().enumerate() {
+            to.recompute = choice.recompute[layer];
+        }
+        let schedule = prediction::schedule_of(&self.machine, choice, budget);
+        for moved in &schedule.moves {
+            let to = &mut plan.layers[moved.layer];
+            to.swap.push(moved.storage);
+            to.tier = moved.load.channel;
+            let trigger = Op::at(moved.load.trigger, layers);
+            let earlier = to.load_at.is_none_or(|op| op.index(layers) > moved.load.trigger);
+            to.load_at = if earlier { Some(trigger) } else { to.load_at };
+        }
+        plan.layers.iter_mut().for_each(|layer| layer.swap.sort_unstable());
+        Some(plan)
+    }
+}
