@@ -1,0 +1,52 @@
+//! How long a step takes, over the budget.
+
+use ebbtide_sim::predict::Model;
+
+use crate::planner::{Pure, Range, Solver, plan, plan_pure};
+
+/// A budget, and the step under the best plan of each kind; `None` where none fits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Point {
+    /// In bytes.
+    pub budget: u64,
+    /// Any plan, in nanoseconds.
+    pub auto_ns: Option<u64>,
+    /// Nothing is recomputed, in nanoseconds.
+    pub swap_ns: Option<u64>,
+    /// Nothing is swapped, in nanoseconds.
+    pub recompute_ns: Option<u64>,
+}
+
+/// Plans for each of these budgets, in bytes.
+///
+/// ```
+/// use ebbtide_plan::{curve, range, synthetic};
+///
+/// let model = synthetic::trace(8, 3, 1)?.model();
+/// let points = curve(&model, &range(&model).steps(5));
+/// assert_eq!(points.len(), 5);
+/// // More memory never makes the step slower.
+/// assert!(points.windows(2).all(|pair| pair[1].auto_ns <= pair[0].auto_ns));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Panics
+/// The model has no layer.
+pub fn curve(model: &Model, budgets: &[u64]) -> Vec<Point> {
+    let step = |planned: crate::Planned| planned.prediction.step_ns;
+    let point = |&budget: &u64| Point {
+        budget,
+        auto_ns: plan(model, budget, Solver::Fast).ok().map(step),
+        swap_ns: plan_pure(model, budget, Pure::Swap).ok().map(step),
+        recompute_ns: plan_pure(model, budget, Pure::Recompute).ok().map(step),
+    };
+    budgets.iter().map(point).collect()
+}
+
+impl Range {
+    /// So many budgets in equal steps, from the least to the most that makes a difference.
+    pub fn steps(&self, count: usize) -> Vec<u64> {
+        let last = count.saturating_sub(1).max(1);
+        (0..count).map(|at| self.at(at as f64 / last as f64)).collect()
+    }
+}
