@@ -119,9 +119,11 @@ impl<'m> Simulator<'m> {
             let to = &mut plan.layers[moved.layer];
             to.swap.push(moved.storage);
             to.tier = moved.load.channel;
-            let trigger = Op::at(moved.load.trigger, layers);
-            let earlier = to.load_at.is_none_or(|op| op.index(layers) > moved.load.trigger);
-            to.load_at = if earlier { Some(trigger) } else { to.load_at };
+            let told = choice.load_at[moved.layer] as usize;
+            let trigger = if told > 0 { told } else { moved.load.trigger };
+            if to.load_at.is_none_or(|op| op.index(layers) > trigger) {
+                to.load_at = Some(Op::at(trigger, layers));
+            }
         }
         plan.layers.iter_mut().for_each(|layer| layer.swap.sort_unstable());
         Some(plan)
