@@ -45,6 +45,8 @@ pub(crate) struct Machine<'m> {
     slow: f64,
     /// Whether copies slow down computing on any tier.
     slows: bool,
+    /// Loads take no room: for bounds, see [`Optimist`](super::Optimist).
+    pub(crate) optimist: bool,
 }
 
 impl<'m> Machine<'m> {
@@ -63,6 +65,7 @@ impl<'m> Machine<'m> {
             compute_end: f64::INFINITY,
             slow: 1.0,
             slows: model.tiers.iter().any(|tier| tier.slowdown_permille != 1000),
+            optimist: false,
         }
     }
 
@@ -116,12 +119,32 @@ impl<'m> Machine<'m> {
         self.check_tiers(choice)?;
         self.settled.order(&self.layout);
         self.loads.clear();
-        self.loads.extend(self.settled.moving.iter().map(|moving| moving.load));
-        set_triggers(&self.settled.minimal, budget, &mut self.loads, &mut self.scratch);
+        if self.optimist {
+            self.loads_of_an_optimist(budget, decided);
+        } else {
+            self.loads.extend(self.settled.moving.iter().map(|moving| moving.load));
+            set_triggers(&self.settled.minimal, budget, &mut self.loads, &mut self.scratch);
+        }
         let minimal = &self.settled.minimal;
         self.gate.restart(budget, |bytes| bytes.clone_from(minimal));
         self.queue(choice);
         Ok(())
+    }
+
+    /// Each load as if it were alone. One that a layer still to be decided may need earlier is left
+    /// out, since that would change the order.
+    fn loads_of_an_optimist(&mut self, budget: u64, decided: usize) {
+        let layout = &self.layout;
+        self.settled.moving.retain(|moving| !layout.is_open(moving.storage as usize, decided));
+        for moving in &self.settled.moving {
+            let mut load = moving.load;
+            let room = budget.saturating_sub(load.bytes);
+            let low = load.earliest.min(load.first_use);
+            let fits = |&op: &usize| self.settled.minimal[op - 1] <= room;
+            let ops = (low + 1..=load.first_use).rev().take_while(fits);
+            load.trigger = load.first_use - ops.count();
+            self.loads.push(load);
+        }
     }
 
     /// The budget of the last play, in bytes.
@@ -273,10 +296,16 @@ impl<'m> Machine<'m> {
             }
             let (load, moving) = (&self.loads[head], &self.settled.moving[head]);
             let storage = moving.storage as usize;
-            if !self.away[storage] || !self.gate.may_load(load) {
+            let may = match self.optimist {
+                true => load.trigger <= self.gate.op(),
+                false => self.gate.may_load(load),
+            };
+            if !self.away[storage] || !may {
                 continue;
             }
-            self.gate.load_started(load);
+            if !self.optimist {
+                self.gate.load_started(load);
+            }
             let pieces = self.layout.storages[storage].pieces;
             let alone = tier.back.alone_ns(load.bytes, pieces);
             let busy = tier.back.busy_ns(load.bytes, pieces);

@@ -57,7 +57,7 @@ pub use error::Misfit;
 pub use model::{Each, Layer, Link, Model, Storage, Tier};
 pub use prediction::{Held, LinkUse, Need, Prediction, TierUse, Waits, Why};
 pub use residency::{Fate, Uses};
-pub use simulator::Simulator;
+pub use simulator::{Optimist, Simulator};
 pub use watch::Step;
 
 use ebbtide_core::{Op, Plan, Schedule};

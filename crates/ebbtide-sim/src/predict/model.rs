@@ -108,6 +108,21 @@ impl Model {
         self.layers.iter().map(|layer| layer.storages.len()).sum()
     }
 
+    /// The same model on a machine where computing and copying, and copies of both directions,
+    /// don't slow each other down. For bounds: no plan takes longer there.
+    #[must_use]
+    pub fn at_best(&self) -> Self {
+        let mut best = self.clone();
+        for tier in &mut best.tiers {
+            (tier.slowdown_permille, tier.shared_duplex) = (1000, false);
+            for link in [&mut tier.out, &mut tier.back] {
+                let most = link.bytes_per_s.max(link.bytes_per_s_busy);
+                (link.bytes_per_s, link.bytes_per_s_busy) = (most, most);
+            }
+        }
+        best
+    }
+
     /// The operations alone: no waits, nothing recomputed. In nanoseconds.
     pub fn compute_ns(&self) -> u64 {
         let each = self.layers.iter().map(|layer| layer.ns.forward + layer.ns.backward);

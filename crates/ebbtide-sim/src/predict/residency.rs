@@ -124,6 +124,13 @@ impl Layout {
         uses
     }
 
+    /// Whether a layer from `decided` on reads a storage in forward.
+    pub(crate) fn is_open(&self, at: usize, decided: usize) -> bool {
+        let (first, last) = self.storages[at].readers;
+        let readers = &self.readers[first as usize..last as usize];
+        readers.iter().any(|&reader| reader as usize >= decided)
+    }
+
     /// What becomes of a storage. Layers from `decided` on have not been decided.
     pub(crate) fn fate(&self, at: usize, choice: &Choice, decided: usize) -> (Fate, Uses) {
         let storage = &self.storages[at];

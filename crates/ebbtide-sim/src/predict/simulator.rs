@@ -38,19 +38,10 @@ impl<'m> Simulator<'m> {
 
     /// The time of a step in nanoseconds, if it fits the budget in bytes and is below `bound`.
     pub fn time(&mut self, choice: &Choice, budget: u64, bound: f64) -> Option<f64> {
-        self.time_of_part(choice, budget, bound, usize::MAX)
+        self.play(choice, budget, bound, usize::MAX)
     }
 
-    /// Like [`time`](Self::time), where only the layers below `decided` have been decided: the
-    /// others have the bytes that no decision can avoid, and no copies. That is no more than what
-    /// any way to decide them takes.
-    pub fn time_of_part(
-        &mut self,
-        choice: &Choice,
-        budget: u64,
-        bound: f64,
-        decided: usize,
-    ) -> Option<f64> {
+    fn play(&mut self, choice: &Choice, budget: u64, bound: f64, decided: usize) -> Option<f64> {
         if self.machine.compute_ns(choice) as f64 >= bound {
             return None;
         }
@@ -127,5 +118,44 @@ impl<'m> Simulator<'m> {
         }
         plan.layers.iter_mut().for_each(|layer| layer.swap.sort_unstable());
         Some(plan)
+    }
+}
+
+/// What no plan can do better than, given what is decided for its first layers.
+///
+/// Everything that makes a step slower in roundabout ways is left out: loads take no room, triggers
+/// look at each load alone, and directions and compute don't slow each other down. What is left only
+/// gets faster when bytes and copies are taken away, so that layers which are not decided can be
+/// counted with the bytes that no decision avoids, and without copies.
+#[derive(Clone, Debug)]
+pub struct Optimist<'m>(Simulator<'m>);
+
+impl<'m> Optimist<'m> {
+    /// For a model as it comes from [`Model::at_best`].
+    ///
+    /// # Panics
+    /// As for [`Simulator::new`].
+    pub fn new(at_best: &'m Model) -> Self {
+        let mut simulator = Simulator::new(at_best);
+        simulator.machine.optimist = true;
+        Self(simulator)
+    }
+
+    /// A time in nanoseconds that no plan beats which decides the layers below `decided` as this
+    /// choice does; `None` if none fits the budget in bytes or beats `bound`. Layers from `decided`
+    /// on must not be recomputed in the choice.
+    pub fn bound(
+        &mut self,
+        choice: &Choice,
+        budget: u64,
+        bound: f64,
+        decided: usize,
+    ) -> Option<f64> {
+        self.0.play(choice, budget, bound, decided)
+    }
+
+    /// How many times it was asked.
+    pub fn plays(&self) -> u64 {
+        self.0.plays
     }
 }
