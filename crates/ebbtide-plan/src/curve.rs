@@ -2,7 +2,7 @@
 
 use ebbtide_sim::predict::Model;
 
-use crate::planner::{Pure, Range, Solver, plan, plan_pure};
+use crate::planner::{Planned, Pure, Range, Solver, plan_from, plan_pure};
 
 /// A budget, and the step under the best plan of each kind; `None` where none fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,14 +33,22 @@ pub struct Point {
 /// # Panics
 /// The model has no layer.
 pub fn curve(model: &Model, budgets: &[u64]) -> Vec<Point> {
-    let step = |planned: crate::Planned| planned.prediction.step_ns;
-    let point = |&budget: &u64| Point {
-        budget,
-        auto_ns: plan(model, budget, Solver::Fast).ok().map(step),
-        swap_ns: plan_pure(model, budget, Pure::Swap).ok().map(step),
-        recompute_ns: plan_pure(model, budget, Pure::Recompute).ok().map(step),
-    };
-    budgets.iter().map(point).collect()
+    let step = |planned: Planned| planned.prediction.step_ns;
+    let mut points = Vec::new();
+    let mut last: Option<Planned> = None;
+    for &budget in budgets {
+        // A plan for less is a plan for more: the curve does not rise where the search is unlucky.
+        let known = last.filter(|last| last.budget <= budget);
+        let found = plan_from(model, budget, Solver::Fast, known.as_ref().map(|known| &known.plan));
+        last = found.ok();
+        points.push(Point {
+            budget,
+            auto_ns: last.as_ref().map(|planned| planned.prediction.step_ns),
+            swap_ns: plan_pure(model, budget, Pure::Swap).ok().map(step),
+            recompute_ns: plan_pure(model, budget, Pure::Recompute).ok().map(step),
+        });
+    }
+    points
 }
 
 impl Range {

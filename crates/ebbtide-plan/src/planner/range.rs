@@ -2,6 +2,9 @@
 
 use ebbtide_sim::predict::{Choice, Model, Simulator};
 
+use super::least_found;
+use super::space::Means;
+
 /// The budgets of a model that make a difference, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
@@ -39,15 +42,9 @@ fn between(low: u64, high: u64, part: f64) -> u64 {
 pub fn range(model: &Model) -> Range {
     let mut simulator = Simulator::new(model);
     let most = simulator.least(&Choice::keep(model)).0;
-    let least = simulator.least(&swap_all(model)).0.min(most);
+    let least = least_found(model, Means::ALL);
+    let least = simulator.least(&least).0.min(most);
     Range { base: model.static_bytes, least, most, plain: plain(model).max(most) }
-}
-
-/// Everything is swapped to the first tier.
-pub(crate) fn swap_all(model: &Model) -> Choice {
-    let mut choice = Choice::keep(model);
-    choice.swap.fill(!model.tiers.is_empty());
-    choice
 }
 
 fn plain(model: &Model) -> u64 {

@@ -296,10 +296,8 @@ impl<'m> Machine<'m> {
             }
             let (load, moving) = (&self.loads[head], &self.settled.moving[head]);
             let storage = moving.storage as usize;
-            let may = match self.optimist {
-                true => load.trigger <= self.gate.op(),
-                false => self.gate.may_load(load),
-            };
+            let reached = load.trigger <= self.gate.op();
+            let may = if self.optimist { reached } else { self.gate.may_load(load) };
             if !self.away[storage] || !may {
                 continue;
             }
