@@ -54,14 +54,16 @@ fn bundle(layer: &mut Layer) -> Vec<usize> {
         }
         groups[group].push(at);
     }
+    let mut bundles: Vec<Vec<usize>> =
+        groups.into_iter().flat_map(|group| divide(&storages, group)).collect();
+    // Copies start in the order of storages; that stays as it was, as far as it can.
+    bundles.sort_by_key(|members| members.iter().min().copied());
     let mut places = vec![0; storages.len()];
-    for group in groups {
-        for members in divide(&storages, group) {
-            for &at in &members {
-                places[at] = layer.storages.len();
-            }
-            layer.storages.push(joined(&storages, &members));
+    for members in bundles {
+        for &at in &members {
+            places[at] = layer.storages.len();
         }
+        layer.storages.push(joined(&storages, &members));
     }
     places
 }
@@ -72,6 +74,9 @@ fn divide(storages: &[Storage], mut group: Vec<usize>) -> Vec<Vec<usize>> {
         group.iter().all(|&at| storages[at].backward.is_none() && storages[at].read_by.is_empty());
     if never_moves {
         return vec![group];
+    }
+    if group.len() <= SHARES.len() {
+        return group.into_iter().map(|at| vec![at]).collect();
     }
     group.sort_by_key(|&at| (Reverse(storages[at].bytes), at));
     let total: u64 = group.iter().map(|&at| storages[at].bytes).sum();
