@@ -38,8 +38,8 @@ impl Effort {
         let times = u64::from(times.max(1));
         let small = layers <= SMALL;
         Self {
-            evaluations: if layers <= MEDIUM { 120 } else { 60 },
-            tries: times * (4_000_000 / size.max(1)).clamp(400, 5_000),
+            evaluations: if layers <= MEDIUM { 120 } else { 80 },
+            tries: times * (4_000_000 / size.max(1)).clamp(250, 5_000),
             pairs: if small { times * 6_000 } else { 0 },
             plays_of_proof: if small { times * 20_000 } else { 0 },
         }
@@ -49,7 +49,7 @@ impl Effort {
     fn for_one_means(self) -> Self {
         Self {
             evaluations: self.evaluations / 3,
-            tries: self.tries / 2,
+            tries: self.tries / 4,
             pairs: 0,
             plays_of_proof: 0,
         }
@@ -80,8 +80,15 @@ pub(crate) fn search_all(
     effort: Effort,
 ) -> Option<Proof> {
     let mut tried = Vec::new();
-    price_search(search, effort.evaluations);
-    tried.extend(search.best.clone().map(|(_, choice)| choice));
+    if !search.is_ideal() {
+        // Prices are compared with one another, not with what is known already.
+        let known = search.best.take();
+        price_search(search, effort.evaluations);
+        tried.extend(search.best.clone().map(|(_, choice)| choice));
+        if search.best_ns() > known.as_ref().map_or(f64::INFINITY, |(ns, _)| *ns) {
+            search.best = known;
+        }
+    }
     for start in starts {
         search.offer(start);
         if search.space.layers.len() <= MEDIUM {
@@ -94,7 +101,9 @@ pub(crate) fn search_all(
     for (seed, start) in (1..).zip(&tried) {
         anneal(search, start, schedule(search, effort, seed), seed);
     }
-    refine(search, Effort { tries: effort.tries / 2, ..effort }, 9);
+    if search.space.layers.len() <= MEDIUM {
+        refine(search, Effort { tries: effort.tries / 2, ..effort }, 9);
+    }
     if effort.plays_of_proof == 0 || search.best.is_none() {
         return None;
     }

@@ -4,36 +4,37 @@
 //! recompute only adds its input and its workspace. Otherwise (no tier, too little room on it, no
 //! swap allowed) it is a search, and the result is the least *found*.
 
+use std::ops::Range;
+
+use ebbtide_core::Op;
 use ebbtide_sim::predict::Choice;
 
 use super::search::Search;
 use super::space::Way;
 
-/// How many times all layers are looked at.
-const ROUNDS: usize = 3;
+/// Up to so many layers, each of them is looked at in a round; else those next to the operation
+/// that needs most.
+const SMALL: usize = 64;
+/// How many rounds there are at most.
+const ROUNDS: usize = 30;
 
 /// The choice that was found to need the least, within what the tiers hold.
 pub(crate) fn floor(search: &mut Search<'_>) -> Choice {
-    let mut best = Choice::keep(search.model);
     if search.space.tiers() > 0 {
         let mut all = search.space.swap_all(search.model);
         all.swap.fill(true);
-        if search.simulator.tiers_hold(&all) {
+        if search.simulator.least_that_tiers_hold(&all).is_some() {
             return all;
         }
     }
-    let mut least = search.simulator.least(&best).0;
-    for start in starts(search) {
-        let mut choice = start;
-        if !search.simulator.tiers_hold(&choice) {
-            continue;
-        }
-        let found = descend(search, &mut choice);
-        if found < least {
-            (least, best) = (found, choice);
+    let mut best = (u64::MAX, Choice::keep(search.model));
+    for mut choice in starts(search) {
+        let least = descend(search, &mut choice);
+        if least < best.0 {
+            best = (least, choice);
         }
     }
-    best
+    best.1
 }
 
 /// Recompute nothing, all, all but the last, every other.
@@ -57,19 +58,15 @@ fn starts(search: &Search<'_>) -> Vec<Choice> {
 /// Changes single layers as long as that lowers the need of the operation that needs most, or, at
 /// the same need, the sum over all operations.
 fn descend(search: &mut Search<'_>, choice: &mut Choice) -> u64 {
-    let mut least = need(search, choice);
+    let Some(mut least) = need(search, choice) else { return u64::MAX };
     for _ in 0..ROUNDS {
         let before = least;
-        for layer in 0..search.space.layers.len() {
+        for layer in layers_to_try(search, choice) {
             let mut best = search.space.way(choice, layer);
             for at in 0..search.space.layers[layer].ways.len() {
                 let way = search.space.layers[layer].ways[at];
                 search.space.set(choice, layer, way);
-                if !search.simulator.tiers_hold(choice) {
-                    continue;
-                }
-                let found = need(search, choice);
-                if found < least {
+                if let Some(found) = need(search, choice).filter(|found| *found < least) {
                     (least, best) = (found, way);
                 }
             }
@@ -82,7 +79,16 @@ fn descend(search: &mut Search<'_>, choice: &mut Choice) -> u64 {
     least.0
 }
 
-fn need(search: &mut Search<'_>, choice: &Choice) -> (u64, u128) {
-    let most = search.simulator.least(choice).0;
-    (most, search.simulator.minimal().iter().map(|&bytes| u128::from(bytes)).sum())
+fn layers_to_try(search: &mut Search<'_>, choice: &Choice) -> Range<usize> {
+    let layers = search.space.layers.len();
+    if layers <= SMALL {
+        return 0..layers;
+    }
+    let worst = Op::at(search.simulator.least(choice).1, layers).layer;
+    worst.saturating_sub(2)..(worst + 3).min(layers)
+}
+
+fn need(search: &mut Search<'_>, choice: &Choice) -> Option<(u64, u128)> {
+    let (most, _) = search.simulator.least_that_tiers_hold(choice)?;
+    Some((most, search.simulator.minimal().iter().map(|&bytes| u128::from(bytes)).sum()))
 }

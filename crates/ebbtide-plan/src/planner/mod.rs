@@ -103,7 +103,13 @@ pub(crate) fn plan_from(
     for pure in [Pure::Swap, Pure::Recompute] {
         let (found, pure_plays) = search_pure(&bundled.model, budget, pure.means(), effort);
         plays += pure_plays;
-        starts.extend(found);
+        if let Some(choice) = found {
+            search.offer(&choice);
+            starts.push(choice);
+        }
+        if search.is_ideal() {
+            break;
+        }
     }
     let mut proof = search_all(&mut search, &starts, effort);
     if solver == Solver::Exact && search.best.is_some() && !proof.is_some_and(|proof| proof.closed)

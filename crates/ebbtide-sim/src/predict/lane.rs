@@ -1,6 +1,7 @@
 //! The copies of one tier: a queue out and a queue back.
 
-use super::model::Tier;
+use super::model::{Link, Tier};
+use super::residency::Flat;
 
 /// Copies that run one after the other. Times are absolute, in nanoseconds.
 #[derive(Clone, Debug, Default)]
@@ -32,9 +33,9 @@ impl Queue {
         self.items.get(self.done).map(|&item| item as usize)
     }
 
-    pub(crate) fn start(&mut self, now: f64, computing: bool, alone_ns: f64, busy_ns: f64) {
-        self.end = now + if computing { busy_ns } else { alone_ns };
-        self.busy_factor = if alone_ns > 0.0 { busy_ns / alone_ns } else { 1.0 };
+    pub(crate) fn start(&mut self, now: f64, computing: bool, copy: Copying) {
+        self.end = now + if computing { copy.alone_ns * copy.busy_factor } else { copy.alone_ns };
+        self.busy_factor = copy.busy_factor;
     }
 
     pub(crate) fn finish(&mut self) -> usize {
@@ -54,6 +55,23 @@ impl Queue {
     }
 }
 
+/// How long a copy takes: worked out once for each storage, tier and direction.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Copying {
+    /// While nothing is computed.
+    alone_ns: f64,
+    /// By how much it takes longer while something is.
+    busy_factor: f64,
+}
+
+impl Copying {
+    fn new(link: &Link, bytes: u64, pieces: u32) -> Self {
+        let (alone_ns, busy_ns) = (link.alone_ns(bytes, pieces), link.busy_ns(bytes, pieces));
+        let busy_factor = if alone_ns > 0.0 { busy_ns / alone_ns } else { 1.0 };
+        Self { alone_ns, busy_factor }
+    }
+}
+
 /// The queues of one tier.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lane {
@@ -61,9 +79,19 @@ pub(crate) struct Lane {
     pub(crate) out: Queue,
     /// Places in the order of loads.
     pub(crate) back: Queue,
+    /// By storage: out, back.
+    pub(crate) copies: Vec<(Copying, Copying)>,
 }
 
 impl Lane {
+    pub(crate) fn new(tier: &Tier, storages: &[Flat]) -> Self {
+        let both = |flat: &Flat| {
+            let copy = |link| Copying::new(link, flat.bytes, flat.pieces);
+            (copy(&tier.out), copy(&tier.back))
+        };
+        Self { copies: storages.iter().map(both).collect(), ..Self::default() }
+    }
+
     pub(crate) fn clear(&mut self) {
         self.out.clear();
         self.back.clear();

@@ -51,12 +51,14 @@ pub(crate) struct Machine<'m> {
 
 impl<'m> Machine<'m> {
     pub(crate) fn new(model: &'m Model) -> Self {
+        let layout = Layout::new(model);
+        let lanes = model.tiers.iter().map(|tier| Lane::new(tier, &layout.storages));
         Self {
             model,
-            layout: Layout::new(model),
+            lanes: lanes.collect(),
             settled: Settled::default(),
             gate: Gate::default(),
-            lanes: vec![Lane::default(); model.tiers.len()],
+            layout,
             away: Vec::new(),
             loads: Vec::new(),
             scratch: Vec::new(),
@@ -280,10 +282,8 @@ impl<'m> Machine<'m> {
         let (lane, tier) = (&mut self.lanes[at], &self.model.tiers[at]);
         if lane.out_is_free(tier) {
             let Some(storage) = lane.out.head() else { return };
-            let flat = &self.layout.storages[storage];
-            let alone = tier.out.alone_ns(flat.bytes, flat.pieces);
-            let busy = tier.out.busy_ns(flat.bytes, flat.pieces);
-            lane.out.start(self.now, self.computing, alone, busy);
+            let copy = lane.copies[storage].0;
+            lane.out.start(self.now, self.computing, copy);
         }
     }
 
@@ -304,10 +304,8 @@ impl<'m> Machine<'m> {
             if !self.optimist {
                 self.gate.load_started(load);
             }
-            let pieces = self.layout.storages[storage].pieces;
-            let alone = tier.back.alone_ns(load.bytes, pieces);
-            let busy = tier.back.busy_ns(load.bytes, pieces);
-            lane.back.start(self.now, self.computing, alone, busy);
+            let copy = lane.copies[storage].1;
+            lane.back.start(self.now, self.computing, copy);
             self.tell(watch, Step::BackStarted(storage));
         }
         self.set_slow();

@@ -292,7 +292,7 @@ impl Settled {
 /// Beyond this many layers, loads start at most [`FAR`] operations early: looking further costs
 /// planning time and gains nothing.
 const DEEP: usize = 64;
-const FAR: usize = 48;
+const FAR: usize = 24;
 
 fn moving(layout: &Layout, choice: &Choice, at: usize, first_use: usize) -> Moving {
     let storage = &layout.storages[at];

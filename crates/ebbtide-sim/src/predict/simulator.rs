@@ -83,11 +83,10 @@ impl<'m> Simulator<'m> {
         self.machine.layout.fate(storage, choice, usize::MAX)
     }
 
-    /// Whether no tier gets more than it holds.
-    pub fn tiers_hold(&mut self, choice: &Choice) -> bool {
-        let machine = &mut self.machine;
-        machine.settled.settle(&machine.layout, choice, usize::MAX);
-        machine.check_tiers(choice).is_ok()
+    /// The same as [`least`](Self::least), unless a tier gets more than it holds.
+    pub fn least_that_tiers_hold(&mut self, choice: &Choice) -> Option<(u64, usize)> {
+        let least = self.least(choice);
+        self.machine.check_tiers(choice).is_ok().then_some(least)
     }
 
     /// What the choice needs at least, and what that is.
