@@ -171,7 +171,7 @@ proptest! {
     /// Whichever copy ends first, however long the others take: never over the budget, and as long
     /// as the step is not over something can go on.
     #[test]
-    fn any_order_keeps_to_the_budget_and_ends(
+    fn m12_any_order_keeps_to_the_budget_and_ends(
         mut world in world(),
         order in prop::collection::vec(any::<prop::sample::Index>(), 200),
     ) {
@@ -198,7 +198,7 @@ proptest! {
 
     /// A trigger is never behind the first use, nor before the load may start at all.
     #[test]
-    fn triggers_lie_between_their_bounds(world in world()) {
+    fn m12_triggers_lie_between_their_bounds(world in world()) {
         let mut last = [0; 3];
         for load in &world.loads {
             prop_assert!(load.trigger <= load.first_use);

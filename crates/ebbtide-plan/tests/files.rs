@@ -165,6 +165,11 @@ fn c17_a_trace_that_makes_no_sense_is_refused_with_the_place() {
         assert_eq!(error.to_string(), message);
         assert!(!error.hint().is_empty());
     }
+}
+
+#[test]
+fn c17_a_trace_with_other_keys_is_refused() {
+    let text = small().to_json();
     for (from, to, part) in [
         ("\"static_bytes\":4096", "\"static_bytes\":-1", "invalid value: integer `-1`"),
         ("\"static_bytes\":4096", "\"static_bytes\":4096,\"x\":1", "unknown field `x`"),

@@ -20,7 +20,7 @@ fn case(seed: u64, layers: usize, storages: usize) -> (Model, u64) {
         let tier = &mut model.tiers[0];
         tier.slowdown_permille = 1100;
         tier.out.bytes_per_s_busy *= 0.8;
-        tier.shared_duplex = seed % 2 == 0;
+        tier.shared_duplex = seed.is_multiple_of(2);
     }
     if seed % 4 == 2 {
         let mut disk = model.tiers[0].clone();
@@ -46,7 +46,7 @@ fn with_links(model: &Model, speed: f64) -> Model {
 }
 
 #[test]
-fn a_plan_is_within_its_budget_and_no_worse_than_one_means_alone() {
+fn m12_a_plan_is_within_its_budget_and_no_worse_than_one_means_alone() {
     for seed in 0..120 {
         let (model, budget) = case(seed, 3 + (seed % 9) as usize, 1 + (seed % 4) as usize);
         let planned = plan(&model, budget, Solver::Fast).unwrap();
@@ -101,7 +101,7 @@ fn every_plan(model: &Model, layer: usize, plan: &mut Plan, see: &mut impl FnMut
 
 /// The exact planner against counting: as good within what it promises, and what it proves holds.
 #[test]
-fn exact_is_the_best_of_all_plans() {
+fn m12_exact_is_the_best_of_all_plans() {
     let mut seen = 0u64;
     for seed in 0..60 {
         let (layers, storages) = [(3, 2), (4, 1), (2, 3)][(seed % 3) as usize];
@@ -149,7 +149,7 @@ fn c17_what_no_plan_fits_says_the_least_and_the_least_as_printed_is_enough() {
 
 /// A tier that holds little is filled no further, and what does not go there finds another way.
 #[test]
-fn tiers_get_no_more_than_they_hold() {
+fn m12_tiers_get_no_more_than_they_hold() {
     for seed in 0..40 {
         let (mut model, _) = case(seed, 6, 2);
         let all = model.layers.iter().flat_map(|layer| &layer.storages);
@@ -172,7 +172,7 @@ fn tiers_get_no_more_than_they_hold() {
 
 /// Without a tier there is only recompute; where that is impossible everything is kept.
 #[test]
-fn a_machine_without_tiers_recomputes() {
+fn m12_a_machine_without_tiers_recomputes() {
     let mut model = of_kind(Kind::Equal, 8, 3, 1.0, 1).unwrap().model();
     model.tiers.clear();
     let range = range(&model);
@@ -189,7 +189,7 @@ fn a_machine_without_tiers_recomputes() {
 }
 
 #[test]
-fn the_curve_falls_and_its_ends_are_known() {
+fn m12_the_curve_falls_and_its_ends_are_known() {
     for seed in 0..10 {
         let model = synthetic::trace(8, 2, seed).unwrap().model();
         let range = range(&model);
@@ -203,7 +203,7 @@ fn the_curve_falls_and_its_ends_are_known() {
 
 /// Plans of a large model, in the time that the tests have.
 #[test]
-fn a_thousand_layers() {
+fn m12_a_thousand_layers() {
     for seed in 0..5 {
         let model = synthetic::trace(1000, 20, seed).unwrap().model();
         let budget = range(&model).at(0.3);
@@ -213,7 +213,7 @@ fn a_thousand_layers() {
 }
 
 #[test]
-fn what_ifs_that_make_no_sense_are_refused() {
+fn c17_what_ifs_that_make_no_sense_are_refused() {
     let model = synthetic::trace(3, 2, 0).unwrap().model();
     let what_if = WhatIf { d2h_gbps: Some(0.0), ..WhatIf::default() };
     let error = what_if.apply(&model).unwrap_err();

@@ -66,8 +66,11 @@ pub struct Planned {
     pub proven: bool,
 }
 
-/// How many plays the exact search may take: about half a minute for a dozen layers.
-const PLAYS_OF_EXACT: u64 = 10_000_000;
+/// How many plays the exact search may take: about half a minute for a dozen layers, and what it
+/// takes to come to an end up to eight.
+fn plays_of_exact(model: &Model) -> u64 {
+    if model.layers.len() <= 8 { 60_000_000 } else { 10_000_000 }
+}
 
 /// Finds the fastest plan of a model that fits a budget in bytes. The same input gives the same
 /// plan on every run.
@@ -94,41 +97,55 @@ pub(crate) fn plan_from(
         original.offer(&keep);
         return Ok(finish(original, 0, None));
     }
-    let times = if let Solver::Longer(times) = solver { times } else { 1 };
     let bundled = Bundled::new(model);
-    let effort = Effort::of(&bundled.model, times);
-    let mut search = Search::new(&bundled.model, budget, Means::ALL);
-    let mut starts = vec![floor::floor(&mut search)];
-    let mut plays = 0;
-    for pure in [Pure::Swap, Pure::Recompute] {
-        let (found, pure_plays) = search_pure(&bundled.model, budget, pure.means(), effort);
-        plays += pure_plays;
-        if let Some(choice) = found {
-            search.offer(&choice);
-            starts.push(choice);
-        }
-        if search.is_ideal() {
-            break;
-        }
-    }
-    let mut proof = search_all(&mut search, &starts, effort);
-    if solver == Solver::Exact && search.best.is_some() && !proof.is_some_and(|proof| proof.closed)
-    {
-        proof = Some(branch(&mut search, &bundled.model.at_best(), GAP, PLAYS_OF_EXACT));
-    }
-    plays += search.simulator.plays();
-    starts.extend(search.best.map(|(_, choice)| choice));
-    for choice in &starts {
+    let found = search_bundled(&bundled.model, budget, solver);
+    // Bundles are played a little differently from the storages in them: the last word is theirs.
+    for choice in &found.choices {
         original.offer(&bundled.unbundle(choice));
     }
     if let Some(known) = known.and_then(|plan| Choice::of(model, plan).ok()) {
         original.offer(&known);
     }
     if original.best.is_none() {
-        let least = bundled.unbundle(&starts[0]);
+        let least = least_found(model, Means::ALL);
         return Err(NoPlan::new(model, budget, original.simulator.need(&least)));
     }
-    Ok(finish(original, plays, proof))
+    Ok(finish(original, found.plays, found.proof))
+}
+
+/// What a search came to.
+struct Found {
+    /// Worth playing on the storages themselves, the best last.
+    choices: Vec<Choice>,
+    proof: Option<Proof>,
+    plays: u64,
+}
+
+fn search_bundled(model: &Model, budget: u64, solver: Solver) -> Found {
+    let times = if let Solver::Longer(times) = solver { times } else { 1 };
+    let effort = Effort::of(model, times);
+    let mut search = Search::new(model, budget, Means::ALL);
+    let mut choices = vec![floor::floor(&mut search)];
+    let mut plays = 0;
+    for pure in [Pure::Swap, Pure::Recompute] {
+        let (found, pure_plays) = search_pure(model, budget, pure.means(), effort);
+        plays += pure_plays;
+        if let Some(choice) = found {
+            search.offer(&choice);
+            choices.push(choice);
+        }
+        if search.is_ideal() {
+            break;
+        }
+    }
+    let mut proof = search_all(&mut search, &choices, effort);
+    let is_open = search.best.is_some() && !proof.is_some_and(|proof| proof.closed);
+    if solver == Solver::Exact && is_open {
+        proof = Some(branch(&mut search, &model.at_best(), GAP, plays_of_exact(model)));
+    }
+    plays += search.simulator.plays();
+    choices.extend(search.best.map(|(_, choice)| choice));
+    Found { choices, proof, plays }
 }
 
 /// Finds the fastest plan that uses one means alone.

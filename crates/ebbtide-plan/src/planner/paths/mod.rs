@@ -1,16 +1,16 @@
 //! Bounds from paths: what must happen one after the other, for any plan that fits.
 //!
 //! Some operation needs more than the budget if everything is kept, by so many bytes. They must be
-//! gone by then, and each way to treat a layer frees some of them at a price. What is not recomputed
-//! must be copied out before that operation, and *loaded after it*: what is loaded already takes the
-//! room again. So the step is no shorter than the sum of
+//! gone by then, and each way to treat a layer frees some of them at a price. Three paths through the
+//! step grow with these prices:
 //!
-//! * before the operation: computing, or the first forward and then copying out;
-//! * from there on: computing, or copying in and then the last backward;
+//! 1. all computing, with what is recomputed;
+//! 2. the first forward, then copying out what must have left by the tight operation, then
+//!    everything from that operation on;
+//! 3. all forwards but the last, then copying in whatever was copied out, then the last backward.
 //!
-//! nor than all forwards but the last, copying in whatever was copied out, and the last backward; nor
-//! than any mean of these. For each mean the cheapest mixture of ways that frees enough bytes is a
-//! knapsack, relaxed to fractions, whose items are sorted once.
+//! A step is no shorter than any mean of the three. For each mean the cheapest mixture of ways that
+//! frees enough bytes is a knapsack, relaxed to fractions, whose items are sorted once.
 //!
 //! What is decided for the first layers says more: how long the link stands still before the copies
 //! of the others, and what is left to compute after the last load.
@@ -39,18 +39,14 @@ struct Tight {
     items: Vec<Vec<Item>>,
     /// The same without copies.
     without_copies: Vec<Vec<Item>>,
-    /// By mean: what it costs to copy a byte out and in.
+    /// By mean: what it costs to copy a byte out.
     copy_ns: Vec<f64>,
     /// Computing before the operation and from there on, without what is recomputed.
     compute: (f64, f64),
-    /// What it takes to copy a byte out at best.
-    out_ns: f64,
     /// When the first copy out may begin.
     first_out: f64,
     /// The path of everything that is copied in, without the copies.
     all_back: f64,
-    /// The last backward.
-    last: f64,
 }
 
 /// The bounds of one model and budget.
@@ -125,11 +121,8 @@ impl Tight {
         };
         let effects: Vec<Vec<Effect>> = (0..layers).map(of_layer).collect();
         let out = per_byte(model.tiers.iter().map(|tier| rate(&tier.out)).sum());
-        let back = per_byte(model.tiers.iter().map(|tier| rate(&tier.back)).sum());
-        let copy_ns = means.iter().map(|mean| mean.out() * out + mean.back() * back);
-        let copy_ns: Vec<f64> = copy_ns.collect();
+        let copy_ns: Vec<f64> = means.iter().map(|mean| mean.out() * out).collect();
         let with = means.iter().zip(&copy_ns).map(|(mean, ns)| items(&effects, mean, Some(*ns)));
-        let last = ns(search, 3 * layers - 1);
         Self {
             excess: excess as f64,
             items: with.collect(),
@@ -137,10 +130,8 @@ impl Tight {
             effects,
             copy_ns,
             compute: (sum(search, 0..op), sum(search, op..3 * layers)),
-            out_ns: out,
             first_out: if op == 0 { 0.0 } else { ns(search, 0) },
-            all_back: sum(search, 0..layers - 1) + last,
-            last,
+            all_back: sum(search, 0..layers - 1) + ns(search, 3 * layers - 1),
         }
     }
 
@@ -149,7 +140,6 @@ impl Tight {
         let mut cost = mean.compute_before() * self.compute.0
             + mean.out() * self.first_out
             + mean.compute_behind() * self.compute.1
-            + mean.back() * (self.last + behind_load)
             + mean.all_back * (self.all_back + behind_load);
         let (mut missing, mut swapped) = (self.excess, 0.0);
         for (layer, &way) in decided.iter().enumerate() {
@@ -157,10 +147,6 @@ impl Tight {
             missing -= effect.anew;
             swapped += effect.swapped;
             cost += effect.sunk(mean);
-        }
-        if missing <= 0.0 && mean.back() > 0.0 {
-            // Nothing has to be copied, so nothing is behind a copy.
-            return 0.0;
         }
         let open = Open { cost, missing, decided: decided.len() };
         let own = Item { price: self.copy_ns[at], bytes: swapped, layer: 0 };
@@ -171,8 +157,7 @@ impl Tight {
         // More must go than what is decided. Either some of the others is copied, behind that, or
         // none is. In the first case all copies of what is decided are over by then, too.
         let later = mean.out() * (prefix.link_free - self.first_out).max(0.0);
-        let back = (self.copy_ns[at] - mean.out() * self.out_ns).max(0.0) * swapped;
-        let behind = Open { cost: cost + later + back, missing: missing - swapped, ..open };
+        let behind = Open { cost: cost + later, missing: missing - swapped, ..open };
         let copied = behind.cheapest(&self.items[at], None);
         let none = open.cheapest(&self.without_copies[at], Some(own));
         any.max(copied.min(none))

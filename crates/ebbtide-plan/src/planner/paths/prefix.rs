@@ -38,7 +38,6 @@ fn of_way(search: &Search<'_>, layer: usize, way: Way) -> Queued {
         let own = way.recompute && storage.recomputable;
         let Some((user, _)) = storage.backward.filter(|(user, _)| !(own && *user == layer)) else {
             // It moves only if a reader is recomputed.
-            queued.needed_by = Some(layer);
             continue;
         };
         queued.needed_by = Some(queued.needed_by.map_or(user, |lowest| lowest.min(user)));
