@@ -41,6 +41,7 @@
 //! | `machine`, `lane` | the play |
 //! | `watch`, `prediction` | what a play tells, and what is made of it |
 //! | `error` | why a plan can't be played |
+//! | [`recount`] | for tests: a second way to count |
 
 mod choice;
 mod error;
@@ -48,6 +49,7 @@ mod lane;
 mod machine;
 mod model;
 mod prediction;
+pub mod recount;
 mod residency;
 mod simulator;
 mod watch;
