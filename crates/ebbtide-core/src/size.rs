@@ -76,7 +76,7 @@ pub fn format(bytes: u64) -> String {
     }
 }
 
-/// Like [`format`], rounded up, so that what is printed is enough when it is [parsed](parse) again.
+/// Like [`format()`], rounded up, so that what is printed is enough when it is [parsed](parse) again.
 ///
 /// ```
 /// use ebbtide_core::size;

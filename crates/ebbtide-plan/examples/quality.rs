@@ -1,6 +1,6 @@
 //! How good the planner is, on made-up models: writes the figures as JSON.
 //!
-//! `cargo run --release -p ebbtide-plan --example quality -- [cases|large|pure|all] [FILE]`
+//! `cargo run --release -p ebbtide-plan --example quality -- [cases|large|plays|pure|all] [FILE]`
 
 use std::io::Write;
 use std::time::Instant;
@@ -10,6 +10,7 @@ use ebbtide_plan::{
     Model, Planned, Pure, Range, Solver, WhatIf, plan, plan_pure, predict, range, synthetic,
 };
 use ebbtide_sim::Random;
+use ebbtide_sim::predict::{Choice, Simulator};
 use serde_json::{Value, json};
 
 /// Non-trivial cases of the comparison with the exact search.
@@ -25,6 +26,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut report = serde_json::Map::new();
     if what == "all" || what == "pure" {
         report.insert("pure".to_owned(), against_pure()?);
+    }
+    if what == "all" || what == "plays" {
+        report.insert("plays".to_owned(), plays()?);
     }
     if what == "all" || what == "large" {
         report.insert("large".to_owned(), large()?);
@@ -189,6 +193,25 @@ fn large() -> Result<Value, Box<dyn std::error::Error>> {
         "slowest_ms": times.last(), "worst_against_20_times_longer": ratios.iter().fold(0.0, |a, b| f64::max(a, *b)),
         "peak_rss_bytes": before_longer, "over_budget": over,
     }))
+}
+
+/// How long a play takes in which everything is swapped.
+fn plays() -> Result<Value, Box<dyn std::error::Error>> {
+    let mut report = Vec::new();
+    for (layers, storages, count) in [(16, 3, 20_000), (1000, 3, 300)] {
+        let model = of_kind(Kind::Equal, layers, storages, 3.0, 1)?.model();
+        let mut simulator = Simulator::new(&model);
+        let mut choice = Choice::keep(&model);
+        choice.swap.fill(true);
+        let budget = range(&model).at(0.3);
+        let begun = Stopwatch::start();
+        for _ in 0..count {
+            std::hint::black_box(simulator.time(&choice, budget, f64::INFINITY));
+        }
+        let us = begun.ms() * 1e3 / f64::from(count);
+        report.push(json!({ "layers": layers, "storages": model.storages(), "play_us": us }));
+    }
+    Ok(Value::Array(report))
 }
 
 /// Ten budgets each; with the link as fast as compute needs, and three times slower.

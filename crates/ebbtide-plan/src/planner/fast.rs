@@ -38,7 +38,7 @@ impl Effort {
         let times = u64::from(times.max(1));
         let small = layers <= SMALL;
         Self {
-            evaluations: if layers <= MEDIUM { 120 } else { 80 },
+            evaluations: if layers <= MEDIUM { 120 } else { evaluations_of_large(size) },
             tries: times * (4_000_000 / size.max(1)).clamp(250, 5_000),
             pairs: if small { times * 6_000 } else { 0 },
             plays_of_proof: if small { times * 20_000 } else { 0 },
@@ -54,6 +54,11 @@ impl Effort {
             plays_of_proof: 0,
         }
     }
+}
+
+/// A plan from prices takes about as long as ten plays.
+fn evaluations_of_large(size: u64) -> usize {
+    usize::try_from(500_000 / size.max(1)).map_or(60, |count| count.clamp(30, 80))
 }
 
 /// The best choice that uses one means alone, if one fits.
