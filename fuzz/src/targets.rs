@@ -1,6 +1,7 @@
 //! The targets. Each panics where a promise of the parser is broken.
 
-use ebbtide_core::{Policies, size};
+use ebbtide_core::{MemoryBudget, Policies, size};
+use ebbtide_plan::{PlanFile, Solver, Trace, plan as search, predict, range, synthetic};
 
 /// A target and what the runner has to know of it.
 #[derive(Clone, Copy, Debug)]
@@ -15,10 +16,12 @@ pub struct Target {
 }
 
 /// All targets.
-pub const ALL: [Target; 3] = [
+pub const ALL: [Target; 5] = [
     Target { name: "policy", run: policy, framed: false },
     Target { name: "size", run: size, framed: false },
     Target { name: "resume", run: resume, framed: true },
+    Target { name: "trace", run: trace, framed: false },
+    Target { name: "plan", run: plan, framed: false },
 ];
 
 /// Most layers of a model that a policy is parsed for.
@@ -26,6 +29,8 @@ const LAYERS: usize = 64;
 /// Bytes on the heap that a saved run may take at once, for each byte of the file: a copy of it, its
 /// header as a tree, the model, and the restored tensors.
 const HEAP_PER_BYTE: u64 = 64;
+/// Largest model that is planned for: time has to go to the files.
+const PLANNED: (usize, usize) = (4, 24);
 /// And whatever its length.
 const HEAP: u64 = 1 << 20;
 
@@ -45,12 +50,16 @@ pub fn policy(bytes: &[u8]) {
     }
 }
 
-/// The text of a size.
+/// The text of a size, or of a budget.
 ///
 /// # Panics
-/// A size that was read is not what its bytes are, or can't be written out.
+/// A size that was read is not what its bytes are, or can't be written out; a budget is more than
+/// all.
 pub fn size(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
+    if let Ok(MemoryBudget::Percent(percent)) = MemoryBudget::parse(&text) {
+        assert!((0.0..=100.0).contains(&percent), "{percent} of {text:?}");
+    }
     let Ok(size) = size::parse(&text) else { return };
     assert_eq!(size::parse(&size.to_string()).ok(), Some(size), "bytes of {text:?}");
     let shown = size::format(size);
@@ -67,4 +76,44 @@ pub fn resume(bytes: &[u8]) {
     });
     let most = HEAP + HEAP_PER_BYTE * bytes.len() as u64;
     assert!(peak <= most, "{peak} bytes on the heap for a file of {}", bytes.len());
+}
+
+/// A trace. A small one is planned for, too.
+///
+/// # Panics
+/// An accepted trace does not survive being written out, or a plan for it breaks the budget.
+pub fn trace(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let Ok(trace) = Trace::parse(&text) else { return };
+    let again = Trace::parse(&trace.to_json());
+    assert_eq!(again.expect("a trace that was written out"), trace);
+    let model = trace.model();
+    let (layers, storages) = PLANNED;
+    if model.layers.len() > layers || model.storages() > storages {
+        return;
+    }
+    let range = range(&model);
+    assert!(range.least <= range.most && range.most <= range.plain, "{range:?}");
+    for part in [0.0, 0.3] {
+        let budget = range.at(part);
+        let planned = search(&model, budget, Solver::Fast).expect("a budget that was found");
+        assert!(planned.prediction.peak_bytes <= budget, "{} of {budget}", planned.budget);
+    }
+}
+
+/// A plan for one model.
+///
+/// # Panics
+/// An accepted plan does not survive being written out, or breaks its budget.
+pub fn plan(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let Ok(file) = PlanFile::parse(&text) else { return };
+    let again = PlanFile::parse(&file.to_json());
+    assert_eq!(again.expect("a plan that was written out"), file);
+    assert!(ebbtide_plan::diff(&file, &file).is_empty(), "it differs from itself");
+    let model = synthetic::trace(4, 3, 4).expect("a model of four layers").model();
+    let Ok(plan) = file.plan(&model) else { return };
+    if let Ok(prediction) = predict(&model, &plan, file.memory_bytes()) {
+        assert!(prediction.peak_bytes <= file.memory_bytes(), "over the budget");
+    }
 }

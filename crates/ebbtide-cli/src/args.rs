@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
 
+use crate::planner_args::{self, PlanArgs, SimulateArgs, TraceArgs};
+
 #[derive(Debug, Parser)]
 #[command(
     name = "ebbtide",
@@ -31,6 +33,15 @@ pub(crate) enum Command {
     Doctor(MachineArgs),
     /// Measure what the engine and its tiers reach here, against what they should
     Bench(MachineArgs),
+    /// Write down what a step of a model takes: the file that plans are made from
+    #[command(after_help = planner_args::TRACE_EXAMPLES)]
+    Trace(TraceArgs),
+    /// Find the fastest way to run a step within a budget of device memory
+    #[command(after_help = planner_args::PLAN_EXAMPLES)]
+    Plan(PlanArgs),
+    /// Say what a plan comes to: time, peak, waits
+    #[command(after_help = planner_args::SIMULATE_EXAMPLES)]
+    Simulate(SimulateArgs),
     /// One run in a process of its own, driven over its standard input
     #[command(hide = true)]
     Worker {

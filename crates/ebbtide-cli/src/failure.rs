@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::columns::shown;
+
 /// Who has to act, which decides the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
@@ -46,9 +48,10 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// Always two lines, whatever line breaks the parts contain: scripts read them by position.
+    /// Always two lines, whatever line breaks the parts contain: scripts read them by position. Names
+    /// from a file can't steer the terminal.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let flat = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+        let flat = |text: &str| shown(&text.split_whitespace().collect::<Vec<_>>().join(" "));
         write!(f, "error: {}\nhint: {}", flat(&self.message), flat(&self.hint))
     }
 }

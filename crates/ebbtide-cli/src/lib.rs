@@ -7,6 +7,8 @@
 //! | [`train`] | the course of `ebbtide train` |
 //! | [`doctor`] | `ebbtide doctor`: what this machine can do |
 //! | [`mod@bench`] | `ebbtide bench`: what the engine and its tiers reach |
+//! | [`trace`], [`mod@plan`], [`simulate`] | `ebbtide trace`, `plan` and `simulate`: plans, from files to files |
+//! | [`planner_args`] | their command lines |
 //! | [`trainer`] | one run in one mode |
 //! | [`worker`] | a run in a process of its own: both sides |
 //! | [`engine`], [`layers`] | where ebbtide meets the model |
@@ -14,7 +16,7 @@
 //! | [`data`], [`documents`], [`sample`] | text in, text out |
 //! | [`state`], [`tensors`], [`files`] | saved runs; files that are written whole or not at all |
 //! | [`memory`], [`curve`], [`signals`] | what the system tells |
-//! | [`compare`], [`table`], [`json`], [`output`] | what the user gets to see |
+//! | [`compare`], [`table`], [`columns`], [`json`], [`output`] | what the user gets to see |
 //! | [`fuzz`] | what the fuzz targets call |
 //!
 //! A command is a variant of [`args::Command`] and a function `run` in the module of its name. This
@@ -27,6 +29,7 @@ mod args;
 mod bench;
 mod check;
 mod check_files;
+mod columns;
 mod compare;
 mod config;
 mod curve;
@@ -46,11 +49,15 @@ mod ops;
 mod optim;
 mod output;
 mod params;
+mod plan;
+mod planner_args;
 mod sample;
 mod signals;
+mod simulate;
 mod state;
 mod table;
 mod tensors;
+mod trace;
 mod train;
 mod trainer;
 mod usage;
@@ -84,6 +91,9 @@ fn run(command: Command) -> Result<u8, Failure> {
         Command::Train(args) => train::run(*args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
+        Command::Trace(args) => trace::run(args),
+        Command::Plan(args) => plan::run(args),
+        Command::Simulate(args) => simulate::run(args),
         Command::Worker { parent } => worker::serve(parent).map(|()| 0),
     }
 }

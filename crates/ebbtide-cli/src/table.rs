@@ -2,6 +2,7 @@
 
 use ebbtide_core::size;
 
+use crate::columns::align;
 use crate::trainer::Outcome;
 
 const HEAD: [&str; 10] = [
@@ -27,7 +28,7 @@ pub(crate) fn render(outcomes: &[Outcome]) -> String {
     for (i, outcome) in outcomes.iter().enumerate() {
         rows.push(row(outcome, plain.filter(|_| i > 0)));
     }
-    align(&rows)
+    align(&rows, 1)
 }
 
 fn row(outcome: &Outcome, plain: Option<&Outcome>) -> [String; 10] {
@@ -53,22 +54,6 @@ fn row(outcome: &Outcome, plain: Option<&Outcome>) -> [String; 10] {
         totals.missed_prefetches.to_string(),
         milliseconds(totals.wait_ms),
     ]
-}
-
-/// The first column to the left, figures to the right.
-fn align(rows: &[[String; 10]]) -> String {
-    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max();
-    let widths: Vec<usize> = (0..HEAD.len()).map(|column| width(column).unwrap_or(0)).collect();
-    let mut text = String::new();
-    for row in rows {
-        let mut cells = row.iter().zip(&widths);
-        let first = cells.next().map(|(cell, width)| format!("{cell:<width$}"));
-        let others = cells.map(|(cell, width)| format!("{cell:>width$}"));
-        let line = first.into_iter().chain(others).collect::<Vec<_>>().join("  ");
-        text.push_str(line.trim_end());
-        text.push('\n');
-    }
-    text
 }
 
 fn milliseconds(ms: f64) -> String {

@@ -30,7 +30,7 @@
 //! | [`gate`] | may an operation start, may a load start: bytes against the budget |
 //! | [`policy`] | keep, swap or recompute for each layer, and the text form of it |
 //! | [`observe`] | the one interface for warnings, counters and timings |
-//! | [`size`] | byte sizes as people write them |
+//! | [`size`], [`budget`] | byte sizes, and budgets of device memory, as people write them |
 //! | [`error`] | the error type of the engine |
 //! | [`model`], [`mark`] | for tests: a device of byte vectors, coverage marks |
 //!
@@ -70,6 +70,7 @@
 pub mod accel;
 mod arrival;
 pub mod backend;
+pub mod budget;
 mod chain;
 pub mod class;
 mod context;
@@ -106,6 +107,7 @@ mod tiers;
 
 pub use accel::{Accelerator, Direction, End};
 pub use backend::{Bytes, Device, Done, Facts, Failed, Outcome, Store, StoreStats, Ticket, Timing};
+pub use budget::MemoryBudget;
 pub use chain::{Chain, Declared};
 pub use context::Contexts;
 pub use direct::Direct;

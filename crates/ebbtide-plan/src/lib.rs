@@ -36,7 +36,7 @@ pub mod trace;
 mod what_if;
 
 pub use curve::{Point, curve};
-pub use ebbtide_core::{LayerPlan, Plan, Schedule};
+pub use ebbtide_core::{LayerPlan, MemoryBudget, Plan, Schedule};
 pub use ebbtide_sim::predict::{Misfit, Model, Prediction, predict, schedule};
 pub use file::{FileError, MAX_FILE_BYTES};
 pub use plan_file::{PlanError, PlanFile, diff};

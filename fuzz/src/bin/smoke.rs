@@ -19,7 +19,7 @@ const USAGE: &str = "usage: smoke [--runs N] [--seed S] [--seconds T] [--target 
   --runs N       mutants for each target [default: as many as the time allows]
   --seed S       decides them [default: 1]
   --seconds T    time for all targets together [default: 10; none with --runs]
-  --target NAME  one target instead of all: policy, size, resume
+  --target NAME  one target instead of all: policy, size, resume, trace, plan
   --only RUN     repeats one run of one target";
 
 /// No input of this length should take longer.

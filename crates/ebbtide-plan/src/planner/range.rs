@@ -1,5 +1,6 @@
 //! Between which budgets there is something to plan.
 
+use ebbtide_core::MemoryBudget;
 use ebbtide_sim::predict::{Choice, Model, Simulator};
 
 use super::least_found;
@@ -22,6 +23,24 @@ impl Range {
     /// So many percent of what plain training needs above the base, in bytes.
     pub fn percent(&self, percent: f64) -> u64 {
         between(self.base, self.plain, percent / 100.0)
+    }
+
+    /// A budget as people write it, in bytes.
+    ///
+    /// ```
+    /// use ebbtide_core::MemoryBudget;
+    /// use ebbtide_plan::{range, synthetic};
+    ///
+    /// let range = range(&synthetic::trace(4, 2, 0)?.model());
+    /// assert_eq!(range.bytes(MemoryBudget::parse("100%")?), range.plain);
+    /// assert_eq!(range.bytes(MemoryBudget::parse("64MiB")?), 64 << 20);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn bytes(&self, budget: MemoryBudget) -> u64 {
+        match budget {
+            MemoryBudget::Bytes(bytes) => bytes,
+            MemoryBudget::Percent(percent) => self.percent(percent),
+        }
     }
 
     /// The budget at this part of the way from the least to the most, from 0 to 1, in bytes.

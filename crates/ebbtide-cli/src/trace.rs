@@ -1,0 +1,43 @@
+//! `ebbtide trace`: what one step of a model takes, as a file that plans are made from.
+
+use ebbtide_plan::{Trace, synthetic};
+
+use crate::check_files;
+use crate::failure::Failure;
+use crate::files;
+use crate::output::Printer;
+use crate::planner_args::TraceArgs;
+
+/// Most storages of all layers: more is no model, and would take memory that nobody meant.
+const MOST: usize = 1 << 20;
+
+/// Returns the exit status.
+pub(crate) fn run(args: TraceArgs) -> Result<u8, Failure> {
+    if let Some(path) = &args.output {
+        check_files::target("-o", path)?;
+    }
+    // The only place where a trace comes from; a recorded one belongs beside it.
+    let trace = made_up(&args)?;
+    match &args.output {
+        Some(path) => files::write(path, trace.to_json().as_bytes())?,
+        None => Printer::data(&trace.to_json())?,
+    }
+    Ok(0)
+}
+
+fn made_up(args: &TraceArgs) -> Result<Trace, Failure> {
+    let (layers, storages) = (args.synthetic, args.storages);
+    if layers == 0 {
+        let message = "--synthetic 0: there has to be at least one layer";
+        return Err(Failure::bad_input(message, "write it like --synthetic 12"));
+    }
+    // An output and a dead storage come on top.
+    if storages.saturating_add(2).saturating_mul(layers) > MOST {
+        let message = format!("{layers} layers of {storages} storages are more than a trace holds");
+        let hint =
+            format!("a trace holds {MOST} storages: give a smaller --synthetic or --storages");
+        return Err(Failure::bad_input(message, hint));
+    }
+    synthetic::trace(layers, storages, args.seed)
+        .map_err(|error| Failure::bad_input(error.to_string(), error.hint()))
+}
