@@ -59,10 +59,13 @@ impl Curve {
         Self { points: ebbtide_plan::curve(&subject.model, &budgets), range }
     }
 
-    /// The shortest and the longest step of all lines; none if no plan fits anywhere.
+    /// The shortest and the longest step that a picture shows; none if no plan fits anywhere. On a
+    /// slow link swapping alone would press the other lines together: where it goes beyond, the
+    /// table says how far.
     pub(crate) fn times(&self) -> Option<(u64, u64)> {
         let times = || SERIES.iter().flat_map(|line| self.points.iter().filter_map(line.of));
-        Some((times().min()?, times().max()?))
+        let best = self.points.iter().filter_map(|point| point.auto_ns).max()?;
+        Some((times().min()?, times().max()?.min(best.saturating_add(best / 2))))
     }
 
     /// A budget in percent of what plain training needs beyond the base.

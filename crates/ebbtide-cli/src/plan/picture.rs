@@ -11,14 +11,15 @@ use super::curve::{Curve, SERIES};
 const WIDTH: usize = 61;
 const HEIGHT: usize = 15;
 
-/// Three lines over one another, with the shortest and the longest step at the left, and the
+/// Three lines over one another, with the shortest and the longest step shown at the left, and the
 /// smallest and the largest budget below.
 pub(crate) fn render(curve: &Curve) -> String {
     let Some((low, high)) = curve.times() else { return String::new() };
     let mut cells = vec![[' '; WIDTH]; HEIGHT];
     for line in &SERIES {
         for column in 0..WIDTH {
-            if let Some(ns) = between(&curve.points, line.of, column) {
+            let ns = between(&curve.points, line.of, column);
+            if let Some(ns) = ns.filter(|ns| *ns <= high as f64) {
                 cells[row(ns, low, high)][column] = line.mark;
             }
         }

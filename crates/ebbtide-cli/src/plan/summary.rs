@@ -9,7 +9,7 @@ use ebbtide_sim::predict::{Held, LinkUse, Why};
 use crate::columns::{shown, time};
 
 /// How many storages of the peak are named.
-const NAMED: usize = 8;
+const NAMED: usize = 5;
 
 /// Step time, peak, waits, and each direction of each tier, a line each.
 pub(crate) fn render(model: &Model, prediction: &Prediction) -> String {

@@ -62,8 +62,12 @@ pub(crate) fn render(curve: &Curve) -> String {
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n\
+         <clipPath id=\"inside\"><rect x=\"{LEFT}\" y=\"{TOP}\" width=\"{}\" height=\"{}\"/>\
+         </clipPath>\n\
          <text x=\"{LEFT}\" y=\"22\" font-size=\"14\">time of a step over the budget of device \
-         memory</text>\n"
+         memory</text>\n",
+        RIGHT - LEFT,
+        BOTTOM - TOP + 2.0,
     );
     if let Some(scale) = Scale::new(curve) {
         axes(&mut out, curve, &scale);

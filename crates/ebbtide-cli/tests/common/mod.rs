@@ -1,6 +1,8 @@
 //! Runs the real binary on models that take milliseconds.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod planned;
+
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 

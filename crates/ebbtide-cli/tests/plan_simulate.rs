@@ -1,0 +1,75 @@
+//! `ebbtide simulate`: what a plan comes to, as it was made and changed by hand.
+
+mod common;
+
+use common::planned::{EQUAL, edit, planned, well, whole};
+use common::{keys, text};
+use insta::assert_snapshot;
+
+#[test]
+fn a_plan_comes_to_what_was_promised() {
+    let place = planned(&EQUAL, "40%");
+    let table = well(&place, &["simulate", "t", "p", "--json", "j"]);
+    assert_snapshot!(table, @"TODO");
+    let report = place.json("j");
+    let all = "command layers memory_bytes plan_trace_sha256 predicted schema trace_sha256";
+    assert_eq!(keys(&report).join(" "), all);
+    assert_eq!(report["trace_sha256"], report["plan_trace_sha256"]);
+    let (found, promised) = (&report["predicted"], &place.json("p")["predicted"]);
+    for figure in ["step_ns", "peak_bytes", "wait_load_ns", "wait_memory_ns"] {
+        assert_eq!(found[figure], promised[figure], "{figure}");
+    }
+    // Waits by layer make all waits, but for rounding.
+    for figure in ["wait_load_ns", "wait_memory_ns"] {
+        let layers = report["layers"].as_array().unwrap();
+        let sum: u64 = layers.iter().map(|layer| whole(&layer[figure])).sum();
+        assert_eq!(sum, whole(&found[figure]), "{figure}");
+    }
+    for way in ["out", "in"] {
+        let link = &found["tiers"][0][way];
+        assert_eq!(whole(&link["hidden_ns"]) + whole(&link["exposed_ns"]), whole(&link["busy_ns"]));
+    }
+}
+
+/// A layer that is kept after all needs more, and the file's promise is shown beside it.
+#[test]
+fn a_plan_that_was_changed_by_hand_is_played_as_it_is() {
+    let place = planned(&EQUAL, "100%");
+    edit(
+        &place,
+        "p",
+        "{\"name\":\"h.0\",\"recompute\":false,\"swap\":[]}",
+        "{\"name\":\"h.0\",\"swap\":[\"s.3\"],\"load_at\":{\"op\":\"B\",\"layer\":1}}",
+    );
+    let table = well(&place, &["simulate", "t", "p", "--json", "j"]);
+    assert_snapshot!(table, @"TODO");
+    let layer = &place.json("j")["layers"][0];
+    assert_eq!(layer["swap"], serde_json::json!(["s.3"]));
+    assert_eq!(layer["load_at"], serde_json::json!({"op": "B", "layer": 1}));
+}
+
+#[test]
+fn another_machine_takes_another_time() {
+    let place = planned(&EQUAL, "50%");
+    let step = |what_if: &[&str]| {
+        well(&place, &[&["simulate", "t", "p", "--json", "j"], what_if].concat());
+        let report = place.json("j");
+        let predicted = &report["predicted"];
+        assert!(whole(&predicted["peak_bytes"]) <= whole(&report["memory_bytes"]));
+        whole(&predicted["step_ns"])
+    };
+    let traced = step(&[]);
+    assert!(step(&["--compute-scale", "2"]) > traced);
+    assert!(step(&["--compute-scale", "0.5"]) < traced);
+    assert!(step(&["--d2h-gbps", "0.01", "--h2d-gbps", "0.01"]) >= traced);
+}
+
+/// The same model traced again: the plan fits, and what is shown is of the new trace.
+#[test]
+fn a_plan_of_another_trace_is_said_to_be() {
+    let place = planned(&EQUAL, "50%");
+    edit(&place, "t", "\"created_unix_s\":0", "\"created_unix_s\":1");
+    let output = place.run(&["simulate", "t", "p"]);
+    assert!(output.status.success());
+    assert_snapshot!(text(&output.stderr), @"TODO");
+}

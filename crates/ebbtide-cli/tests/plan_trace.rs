@@ -1,0 +1,51 @@
+//! `ebbtide trace --synthetic`: made-up models for planners.
+
+mod common;
+
+use std::fs;
+
+use common::planned::{EQUAL, FIXED, refused, well};
+use common::{Place, names};
+use insta::assert_snapshot;
+
+#[test]
+fn a_trace_goes_to_standard_output_or_to_a_file() {
+    let place = Place::new();
+    let printed = well(&place, &[&["trace"], &EQUAL[..]].concat());
+    assert!(printed.starts_with("{\"format\":\"ebbtide.trace\",\"version\":1,\n"), "{printed}");
+    assert_eq!(well(&place, &[&["trace"], &EQUAL[..], &["-o", "t"]].concat()), "");
+    assert_eq!(String::from_utf8(place.bytes("t")).unwrap(), printed);
+    assert_eq!(names(place.path()), ["t"]);
+    // By its long name, over what is there.
+    fs::write(place.path().join("t"), "old").unwrap();
+    well(&place, &[&["trace"], &EQUAL[..], &["--output", "t"]].concat());
+    assert_eq!(String::from_utf8(place.bytes("t")).unwrap(), printed);
+}
+
+#[test]
+fn a_seed_is_a_model() {
+    let place = Place::new();
+    let of = |model: &[&str]| well(&place, &[&["trace"], model].concat());
+    assert_eq!(of(&EQUAL), of(&EQUAL));
+    assert_ne!(of(&EQUAL), of(&FIXED));
+    // Of the defaults.
+    assert_eq!(
+        of(&["--synthetic", "3"]),
+        of(&["--synthetic", "3", "--storages", "8", "--seed", "1"])
+    );
+    assert!(of(&["--synthetic", "1", "--storages", "0"]).contains("\"name\":\"h.0\""));
+}
+
+#[test]
+fn models_that_can_not_be_made_up() {
+    let place = Place::new();
+    assert_snapshot!(refused(&place, &["trace"]), @"TODO");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "0"]), @"TODO");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "-3"]), @"TODO");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "200000", "--storages", "1"]), @"TODO");
+    let all = u64::MAX.to_string();
+    let huge = ["trace", "--synthetic", "2", "--storages", &all];
+    assert_snapshot!(refused(&place, &huge), @"TODO");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "-o", "missing/t"]), @"TODO");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "--memory", "1"]), @"TODO");
+}
