@@ -64,7 +64,13 @@ pub(crate) struct PlanArgs {
     #[arg(long, conflicts_with_all = ["memory", "solver", "output"])]
     pub(crate) curve: bool,
     /// Draw the curve into an SVG file
-    #[arg(long, value_name = "FILE", requires = "curve")]
+    // The conflicts are those of the curve: clap asks for nothing that what is given excludes.
+    #[arg(
+        long,
+        value_name = "FILE",
+        requires = "curve",
+        conflicts_with_all = ["memory", "solver", "output"]
+    )]
     pub(crate) svg: Option<PathBuf>,
     /// Show what is different between two plans, instead of making one
     #[arg(

@@ -39,13 +39,34 @@ fn a_seed_is_a_model() {
 #[test]
 fn models_that_can_not_be_made_up() {
     let place = Place::new();
-    assert_snapshot!(refused(&place, &["trace"]), @"TODO");
-    assert_snapshot!(refused(&place, &["trace", "--synthetic", "0"]), @"TODO");
-    assert_snapshot!(refused(&place, &["trace", "--synthetic", "-3"]), @"TODO");
-    assert_snapshot!(refused(&place, &["trace", "--synthetic", "200000", "--storages", "1"]), @"TODO");
+    assert_snapshot!(refused(&place, &["trace"]), @r"
+    error: the following required arguments were not provided: --synthetic <LAYERS>
+    hint: `ebbtide trace --help` lists what can be given
+    ");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "0"]), @r"
+    error: --synthetic 0: there has to be at least one layer
+    hint: write it like --synthetic 12
+    ");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "-3"]), @r"
+    error: invalid value '-3' for '--synthetic <LAYERS>': invalid digit found in string
+    hint: `ebbtide trace --help` lists what can be given
+    ");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "200000", "--storages", "1"]), @r"
+    error: trace, layers: there are more than 100000
+    hint: trace the model again, or correct the file at this place
+    ");
     let all = u64::MAX.to_string();
     let huge = ["trace", "--synthetic", "2", "--storages", &all];
-    assert_snapshot!(refused(&place, &huge), @"TODO");
-    assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "-o", "missing/t"]), @"TODO");
-    assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "--memory", "1"]), @"TODO");
+    assert_snapshot!(refused(&place, &huge), @r"
+    error: 2 layers of 18446744073709551615 storages are more than a trace holds
+    hint: a trace holds 1048576 storages: give a smaller --synthetic or --storages
+    ");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "-o", "missing/t"]), @r"
+    error: -o can't write missing/t: No such file or directory (os error 2)
+    hint: name a file in an existing, writable folder with -o
+    ");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "--memory", "1"]), @r"
+    error: unexpected argument '--memory' found
+    hint: `ebbtide trace --help` lists what can be given
+    ");
 }
