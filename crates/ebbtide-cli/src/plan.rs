@@ -92,10 +92,13 @@ fn budgets(range: &Range, budget: u64) -> String {
 }
 
 fn search(planned: &Planned) -> String {
-    let plays = planned.plays;
+    let plays = match planned.plays {
+        1 => "1 plan".to_owned(),
+        more => format!("{more} plans"),
+    };
     let bound = time(planned.bound_ns);
     let proof = if planned.proven { "proved to be within 0.2 % of the best" } else { "not proved" };
-    row("search", &format!("{plays} plans played; none takes less than {bound}; {proof}"))
+    row("search", &format!("{plays} played; none takes less than {bound}; {proof}"))
 }
 
 /// Prints what is different; nothing if nothing is.

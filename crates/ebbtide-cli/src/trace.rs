@@ -31,13 +31,12 @@ fn made_up(args: &TraceArgs) -> Result<Trace, Failure> {
         let message = "--synthetic 0: there has to be at least one layer";
         return Err(Failure::bad_input(message, "write it like --synthetic 12"));
     }
+    let hint = "give a smaller --synthetic or --storages";
     // An output and a dead storage come on top.
     if storages.saturating_add(2).saturating_mul(layers) > MOST {
-        let message = format!("{layers} layers of {storages} storages are more than a trace holds");
-        let hint =
-            format!("a trace holds {MOST} storages: give a smaller --synthetic or --storages");
+        let message = format!("{layers} layers of {storages} storages are more than {MOST} in all");
         return Err(Failure::bad_input(message, hint));
     }
     synthetic::trace(layers, storages, args.seed)
-        .map_err(|error| Failure::bad_input(error.to_string(), error.hint()))
+        .map_err(|error| Failure::bad_input(format!("no such model: {error}"), hint))
 }

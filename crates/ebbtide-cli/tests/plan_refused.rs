@@ -4,7 +4,7 @@ mod common;
 
 use std::fs;
 
-use common::planned::{EQUAL, FIXED, edit, planned, refused, traced, well};
+use common::planned::{EQUAL, FIXED, decide, edit, planned, refused, traced};
 use insta::assert_snapshot;
 
 #[test]
@@ -168,53 +168,41 @@ fn files_that_are_no_traces() {
 
 #[test]
 fn plans_that_do_not_fit_the_trace() {
-    let place = planned(&FIXED, "35%");
-    let of = |from: &str, to: &str| {
+    let place = planned(&FIXED, "100%");
+    let of = |change: &dyn Fn()| {
         fs::copy(place.path().join("p"), place.path().join("q")).unwrap();
-        edit(&place, "q", from, to);
+        change();
         refused(&place, &["simulate", "t", "q"])
     };
-    refused(&place, &["simulate", "t", "missing"]);
-    assert_snapshot!(refused(&place, &["simulate", "t", "t"]), @r"
-    error: t: a file of format `ebbtide.trace`, not ebbtide.plan
-    hint: traces come from `ebbtide trace`, plans from `ebbtide plan`
-    ");
-    assert_snapshot!(of("\"name\":\"h.1\"", "\"name\":\"x\\u001b\""), @r"
-    error: q: the plan does not fit the model: layer 1 is `x�`, in the model it is `h.1`
-    hint: this is a plan of another model: plan again with `ebbtide plan`
-    ");
-    assert_snapshot!(of("\"swap\":[\"", "\"swap\":[\"ghost\",\""), @r"
-    error: q: the plan does not fit the model: layer `h.0` has no storage `ghost`
-    hint: the names of a layer's storages are in the trace
-    ");
-    assert_snapshot!(of("\"tier\":\"host\"", "\"tier\":\"tape\""), @r"
-    error: q: the plan does not fit the model: layer `h.0` goes to tier `tape`; tiers there are: host
-    hint: name a tier of the trace
-    ");
-    assert_snapshot!(of("\"memory_bytes\":", "\"memory_bytes\":1,\"was\":"), @r"
-    error: q: not a file of format ebbtide.plan: unknown field `was`, expected one of `format`, `version`, `trace_sha256`, `memory_bytes`, `predicted`, `layers` at line 3 column 23
-    hint: compare it with a file that this version writes
-    ");
+    let change = |from: &str, to: &str| of(&|| edit(&place, "q", from, to));
+    let layer = |at: usize, decided: &str| of(&|| decide(&place, "q", at, decided));
+    assert_snapshot!(refused(&place, &["simulate", "t", "missing"]), @"TODO");
+    assert_snapshot!(refused(&place, &["simulate", "t", "t"]), @"TODO");
+    assert_snapshot!(change("\"name\":\"h.1\"", "\"name\":\"x\\u001b\""), @"TODO");
+    assert_snapshot!(layer(0, "\"swap\":[\"ghost\"]"), @"TODO");
+    assert_snapshot!(layer(0, "\"swap\":[\"s.3\",\"s.3\"]"), @"TODO");
+    assert_snapshot!(layer(0, "\"swap\":[\"s.3\"],\"tier\":\"tape\""), @"TODO");
+    assert_snapshot!(layer(0, "\"tier\":\"host\""), @"TODO");
+    assert_snapshot!(layer(0, "\"recompute\":true"), @"TODO");
+    assert_snapshot!(layer(1, "\"swap\":[\"s.3\"],\"load_at\":{\"op\":\"B\",\"layer\":9}"), @"TODO");
+    assert_snapshot!(layer(0, "\"forget\":true"), @"TODO");
+    assert_snapshot!(layer(0, "\"swap\":[\"dead\"]"), @"TODO");
+    assert_snapshot!(layer(1, "\"recompute\":true,\"swap\":[\"s.3\"]"), @"TODO");
     let budget = place.json("p")["memory_bytes"].to_string();
-    let (from, to) = (format!("\"memory_bytes\":{budget}"), "\"memory_bytes\":1000000");
-    assert_snapshot!(of(&from, to), @r"
-    error: q: the plan needs 83.5 MiB at F5, the budget is 976.6 KiB
-    hint: raise the budget to what is needed, or plan again for this one
-    ");
+    let from = format!("\"memory_bytes\":{budget}");
+    let said = change(&from, "\"memory_bytes\":1000000");
+    assert!(said.starts_with("error: q: the plan needs "), "{said}");
+    assert!(said.contains(", the budget is 976.6 KiB\n"), "{said}");
     // A plan of another model.
-    let other = planned(&["--synthetic", "5", "--storages", "4", "--seed", "4"], "60%");
+    let other = planned(&["--synthetic", "5", "--storages", "4", "--seed", "4"], "100%");
     fs::write(place.path().join("other"), other.bytes("p")).unwrap();
-    assert_snapshot!(refused(&place, &["simulate", "t", "other"]), @r"
-    error: other: the plan does not fit the model: 5 layers, the model has 6
-    hint: this is a plan of another model: plan again with `ebbtide plan`
-    ");
+    assert_snapshot!(refused(&place, &["simulate", "t", "other"]), @"TODO");
 }
 
 #[test]
 fn more_than_a_tier_holds() {
-    let place = traced(&EQUAL);
-    let fast = ["--d2h-gbps", "50", "--h2d-gbps", "50"];
-    well(&place, &[&["plan", "t", "--memory", "50%", "-o", "p"], &fast[..]].concat());
+    let place = planned(&EQUAL, "100%");
+    decide(&place, "p", 0, "\"swap\":[\"s.3\"]");
     edit(&place, "t", "\"capacity_bytes\":0", "\"capacity_bytes\":4096");
     assert_snapshot!(refused(&place, &["simulate", "t", "p"]), @"TODO");
 }

@@ -26,12 +26,11 @@ impl MemoryBudget {
     /// # Errors
     /// It is no size, and no percentage from 0 to 100.
     pub fn parse(text: &str) -> Result<Self, Error> {
+        let hint = "write it like 40%, 512MiB or 1.5GiB";
         let Some(number) = text.trim().strip_suffix('%') else {
-            return size::parse(text).map(Self::Bytes);
+            return size::parse(text).map(Self::Bytes).map_err(|error| error.with_hint(hint));
         };
-        let wrong = |why: &str| {
-            Error::setting(format!("memory `{text}`: {why}"), "write it like 40%, 512MiB or 1.5GiB")
-        };
+        let wrong = |why: &str| Error::setting(format!("memory `{text}`: {why}"), hint);
         let number = number.trim_end();
         // No sign, no exponent, no name of a number: those are never meant.
         let digits = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());

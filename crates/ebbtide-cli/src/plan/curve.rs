@@ -149,3 +149,33 @@ impl<'a> Report<'a> {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Five budgets, none of them planned for.
+    pub(crate) fn handmade() -> Curve {
+        let ms = |ms: u64| Some(ms * 1_000_000);
+        let steps = [
+            (ms(20), ms(90), None),
+            (ms(16), ms(28), ms(20)),
+            (ms(14), ms(20), ms(18)),
+            (ms(11), ms(12), ms(16)),
+            (ms(10), ms(10), ms(10)),
+        ];
+        let points = steps.iter().zip(1..).map(|(&(auto_ns, swap_ns, recompute_ns), at)| Point {
+            budget: (100 * at) << 20,
+            auto_ns,
+            swap_ns,
+            recompute_ns,
+        });
+        let range = Range { base: 50 << 20, least: 100 << 20, most: 450 << 20, plain: 500 << 20 };
+        Curve { points: points.collect(), range }
+    }
+
+    #[test]
+    fn a_row_for_each_budget() {
+        insta::assert_snapshot!(table(&handmade()), @"TODO");
+    }
+}

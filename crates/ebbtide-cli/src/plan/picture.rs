@@ -66,3 +66,13 @@ fn below(curve: &Curve, margin: usize) -> String {
     let blank = " ".repeat(margin);
     format!("{blank} +{axis}\n{blank}  {first}{last:>gap$}\n{blank}  {names}\n")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::curve::tests::handmade;
+
+    #[test]
+    fn lines_go_from_point_to_point_and_end_where_no_plan_fits() {
+        insta::assert_snapshot!(super::render(&handmade()), @"TODO");
+    }
+}

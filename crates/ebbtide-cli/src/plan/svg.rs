@@ -149,6 +149,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn three_lines_with_axes_and_a_legend() {
+        insta::assert_snapshot!(render(&super::super::curve::tests::handmade()), @"TODO");
+    }
+
+    #[test]
     fn marks_are_at_round_numbers() {
         let steps = [0.3, 1.0, 1.1, 2.0, 4.9e6, 6e6].map(round_step);
         assert_eq!(steps, [1.0, 1.0, 2.0, 2.0, 5e6, 1e7]);

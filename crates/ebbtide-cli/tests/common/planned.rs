@@ -51,6 +51,12 @@ pub(crate) fn edit(place: &Place, name: &str, from: &str, to: &str) {
     std::fs::write(place.path().join(name), text.replacen(from, to, 1)).unwrap();
 }
 
+/// Changes what the plan `name`, which keeps everything, does with a layer.
+pub(crate) fn decide(place: &Place, name: &str, layer: usize, decided: &str) {
+    let line = format!("{{\"name\":\"h.{layer}\",\"recompute\":false,\"swap\":[]}}");
+    edit(place, name, &line, &format!("{{\"name\":\"h.{layer}\",{decided}}}"));
+}
+
 pub(crate) fn whole(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value} is no whole number"))
 }
