@@ -30,13 +30,34 @@ fn settings_that_make_no_sense_together() {
     error: the argument '--curve' cannot be used with '--solver <SOLVER>'
     hint: `ebbtide plan --help` lists what can be given
     ");
-    assert_snapshot!(refused(&place, &["plan", "t", "--memory", "50%", "--svg", "s"]), @"TODO");
-    assert_snapshot!(refused(&place, &["plan", "--diff", "p"]), @"TODO");
-    assert_snapshot!(refused(&place, &["plan", "t", "--diff", "p", "p"]), @"TODO");
-    assert_snapshot!(refused(&place, &["plan", "--diff", "p", "p", "--tier", "host"]), @"TODO");
-    assert_snapshot!(refused(&place, &["plan", "t", "--memory", "50%", "--solver", "best"]), @"TODO");
-    assert_snapshot!(refused(&place, &["simulate", "t"]), @"TODO");
-    assert_snapshot!(refused(&place, &["simulate", "t", "p", "--memory", "50%"]), @"TODO");
+    assert_snapshot!(refused(&place, &["plan", "t", "--memory", "50%", "--svg", "s"]), @r"
+    error: the argument '--memory <SIZE|PERCENT>' cannot be used with '--svg <FILE>'
+    hint: `ebbtide plan --help` lists what can be given
+    ");
+    assert_snapshot!(refused(&place, &["plan", "--diff", "p"]), @r"
+    error: 2 values required for '--diff <A> <B>' but 1 was provided
+    hint: `ebbtide plan --help` lists what can be given
+    ");
+    assert_snapshot!(refused(&place, &["plan", "t", "--diff", "p", "p"]), @r"
+    error: the argument '[TRACE]' cannot be used with '--diff <A> <B>'
+    hint: `ebbtide plan --help` lists what can be given
+    ");
+    assert_snapshot!(refused(&place, &["plan", "--diff", "p", "p", "--tier", "host"]), @r"
+    error: the argument '--diff <A> <B>' cannot be used with '--tier <NAME>'
+    hint: `ebbtide plan --help` lists what can be given
+    ");
+    assert_snapshot!(refused(&place, &["plan", "t", "--memory", "50%", "--solver", "best"]), @r"
+    error: invalid value 'best' for '--solver <SOLVER>'
+    hint: it is one of fast, exact
+    ");
+    assert_snapshot!(refused(&place, &["simulate", "t"]), @r"
+    error: the following required arguments were not provided: <PLAN>
+    hint: `ebbtide simulate --help` lists what can be given
+    ");
+    assert_snapshot!(refused(&place, &["simulate", "t", "p", "--memory", "50%"]), @r"
+    error: unexpected argument '--memory' found
+    hint: `ebbtide simulate --help` lists what can be given
+    ");
 }
 
 #[test]
@@ -45,15 +66,15 @@ fn budgets_that_are_none() {
     let of = |memory: &str| refused(&place, &["plan", "t", "--memory", memory]);
     assert_snapshot!(of("much"), @r"
     error: size `much`: it does not start with a number
-    hint: write it like 512MiB or 1.5GiB
+    hint: write it like 40%, 512MiB or 1.5GiB
     ");
     assert_snapshot!(of("-5MiB"), @r"
     error: size `-5MiB`: it does not start with a number
-    hint: write it like 512MiB or 1.5GiB
+    hint: write it like 40%, 512MiB or 1.5GiB
     ");
     assert_snapshot!(of("40 parrots"), @r"
     error: size `40 parrots`: the unit is none of B, KiB, MiB, GiB, TiB
-    hint: write it like 512MiB or 1.5GiB
+    hint: write it like 40%, 512MiB or 1.5GiB
     ");
     assert_snapshot!(of("%"), @r"
     error: memory `%`: there is no number before the %
@@ -176,18 +197,54 @@ fn plans_that_do_not_fit_the_trace() {
     };
     let change = |from: &str, to: &str| of(&|| edit(&place, "q", from, to));
     let layer = |at: usize, decided: &str| of(&|| decide(&place, "q", at, decided));
-    assert_snapshot!(refused(&place, &["simulate", "t", "missing"]), @"TODO");
-    assert_snapshot!(refused(&place, &["simulate", "t", "t"]), @"TODO");
-    assert_snapshot!(change("\"name\":\"h.1\"", "\"name\":\"x\\u001b\""), @"TODO");
-    assert_snapshot!(layer(0, "\"swap\":[\"ghost\"]"), @"TODO");
-    assert_snapshot!(layer(0, "\"swap\":[\"s.3\",\"s.3\"]"), @"TODO");
-    assert_snapshot!(layer(0, "\"swap\":[\"s.3\"],\"tier\":\"tape\""), @"TODO");
-    assert_snapshot!(layer(0, "\"tier\":\"host\""), @"TODO");
-    assert_snapshot!(layer(0, "\"recompute\":true"), @"TODO");
-    assert_snapshot!(layer(1, "\"swap\":[\"s.3\"],\"load_at\":{\"op\":\"B\",\"layer\":9}"), @"TODO");
-    assert_snapshot!(layer(0, "\"forget\":true"), @"TODO");
-    assert_snapshot!(layer(0, "\"swap\":[\"dead\"]"), @"TODO");
-    assert_snapshot!(layer(1, "\"recompute\":true,\"swap\":[\"s.3\"]"), @"TODO");
+    assert_snapshot!(refused(&place, &["simulate", "t", "missing"]), @r"
+    error: can't read the plan: missing: No such file or directory (os error 2)
+    hint: check the path
+    ");
+    assert_snapshot!(refused(&place, &["simulate", "t", "t"]), @r"
+    error: t: a file of format `ebbtide.trace`, not ebbtide.plan
+    hint: traces come from `ebbtide trace`, plans from `ebbtide plan`
+    ");
+    assert_snapshot!(change("\"name\":\"h.1\"", "\"name\":\"x\\u001b\""), @r"
+    error: q: the plan does not fit the model: layer 1 is `x�`, in the model it is `h.1`
+    hint: this is a plan of another model: plan again with `ebbtide plan`
+    ");
+    assert_snapshot!(layer(0, "\"swap\":[\"ghost\"]"), @r"
+    error: q: the plan does not fit the model: layer `h.0` has no storage `ghost`
+    hint: the names of a layer's storages are in the trace
+    ");
+    assert_snapshot!(layer(0, "\"swap\":[\"s.3\",\"s.3\"]"), @r"
+    error: q: the plan does not fit the model: layer `h.0` names storage `s.3` twice
+    hint: correct this line of the plan
+    ");
+    assert_snapshot!(layer(0, "\"swap\":[\"s.3\"],\"tier\":\"tape\""), @r"
+    error: q: the plan does not fit the model: layer `h.0` goes to tier `tape`; tiers there are: host
+    hint: name a tier of the trace
+    ");
+    assert_snapshot!(layer(0, "\"tier\":\"host\""), @r"
+    error: q: the plan does not fit the model: layer `h.0`: `tier` has no effect, nothing is swapped
+    hint: correct this line of the plan
+    ");
+    assert_snapshot!(layer(0, "\"recompute\":true"), @r"
+    error: q: the plan does not fit the model: layer `h.0` can't be recomputed: it draws random numbers
+    hint: correct this line of the plan
+    ");
+    assert_snapshot!(layer(1, "\"swap\":[\"s.3\"],\"load_at\":{\"op\":\"B\",\"layer\":9}"), @r"
+    error: q: the plan does not fit the model: layer `h.1` loads at layer 9, there are 6 from 0
+    hint: correct this line of the plan
+    ");
+    assert_snapshot!(layer(0, "\"forget\":true"), @r"
+    error: q: not a file of format ebbtide.plan: unknown field `forget`, expected one of `name`, `recompute`, `swap`, `tier`, `load_at` at line 6 column 24
+    hint: compare it with a file that this version writes
+    ");
+    assert_snapshot!(layer(0, "\"swap\":[\"dead\"]"), @r"
+    error: q: the plan does not fit the model: layer `h.0`: `dead` has no effect, nobody reads it after forward
+    hint: correct this line of the plan
+    ");
+    assert_snapshot!(layer(1, "\"recompute\":true,\"swap\":[\"s.3\"]"), @r"
+    error: q: the plan does not fit the model: layer `h.1`: `s.3` has no effect, it is recomputed
+    hint: correct this line of the plan
+    ");
     let budget = place.json("p")["memory_bytes"].to_string();
     let from = format!("\"memory_bytes\":{budget}");
     let said = change(&from, "\"memory_bytes\":1000000");
@@ -196,7 +253,10 @@ fn plans_that_do_not_fit_the_trace() {
     // A plan of another model.
     let other = planned(&["--synthetic", "5", "--storages", "4", "--seed", "4"], "100%");
     fs::write(place.path().join("other"), other.bytes("p")).unwrap();
-    assert_snapshot!(refused(&place, &["simulate", "t", "other"]), @"TODO");
+    assert_snapshot!(refused(&place, &["simulate", "t", "other"]), @r"
+    error: other: the plan does not fit the model: 5 layers, the model has 6
+    hint: this is a plan of another model: plan again with `ebbtide plan`
+    ");
 }
 
 #[test]
@@ -204,7 +264,10 @@ fn more_than_a_tier_holds() {
     let place = planned(&EQUAL, "100%");
     decide(&place, "p", 0, "\"swap\":[\"s.3\"]");
     edit(&place, "t", "\"capacity_bytes\":0", "\"capacity_bytes\":4096");
-    assert_snapshot!(refused(&place, &["simulate", "t", "p"]), @"TODO");
+    assert_snapshot!(refused(&place, &["simulate", "t", "p"]), @r"
+    error: p: 8.9 MiB are swapped to tier host, which holds 4.0 KiB
+    hint: swap less, or name a tier with more room
+    ");
 }
 
 #[test]

@@ -42,7 +42,23 @@ fn a_plan_that_was_changed_by_hand_is_played_as_it_is() {
     decide(&place, "p", 2, &format!("{all},\"tier\":\"host\""));
     decide(&place, "p", 3, "\"recompute\":true,\"swap\":[\"out\"]");
     let table = well(&place, &["simulate", "t", "p", "--json", "j"]);
-    assert_snapshot!(table, @"TODO");
+    assert_snapshot!(table, @r"
+    layer  name  does                keeps     swaps  recomputes  drops  loads start  waits for loads  for memory
+    0      h.0   swap s.3         15.2 MiB   8.8 MiB           -      -           B1          3.92 ms           -
+    1      h.1   swap                    -  24.0 MiB           -      -           F5          21.8 ms           -
+    2      h.2   swap                    -  24.0 MiB           -      -           F5          15.3 ms           -
+    3      h.3   recompute, swap         -   2.0 MiB    22.0 MiB      -           F5                -           -
+    4      h.4   keep             24.0 MiB         -           -      -                       64.1 ms           -
+    5      h.5   keep             24.0 MiB         -           -      -                             -           -
+    all                           63.2 MiB  58.8 MiB    22.0 MiB      -                      105.1 ms           -
+
+    step         181.1 ms: 76.0 ms of computing (4.00 ms of it a second time), 105.1 ms of waiting
+    peak         147.2 MiB of 180.0 MiB in forward of h.5 (F5): static 32.0 MiB, workspace 2.0 MiB, h.1/s.3 8.8 MiB on its way out, h.2/s.3 8.8 MiB on its way out, h.4/s.3 8.8 MiB, h.5/s.3 8.8 MiB, h.0/s.2 6.6 MiB, 20 more 71.4 MiB
+    waits        105.1 ms for loads, 0 ms for bytes to leave; longest at h.4: 64.1 ms
+    host out     58.8 MiB in 89.4 ms: 28.0 ms hidden behind computing, 61.4 ms exposed
+    host in      58.8 MiB in 79.7 ms: 36.0 ms hidden behind computing, 43.7 ms exposed
+    in the file  step 72.0 ms, peak 180.0 MiB: as predicted when it was made
+    ");
     let layer = &place.json("j")["layers"][0];
     assert_eq!(layer["swap"], serde_json::json!(["s.3"]));
     assert_eq!(layer["load_at"], serde_json::json!({"op": "B", "layer": 1}));

@@ -52,14 +52,14 @@ fn models_that_can_not_be_made_up() {
     hint: `ebbtide trace --help` lists what can be given
     ");
     assert_snapshot!(refused(&place, &["trace", "--synthetic", "200000", "--storages", "1"]), @r"
-    error: trace, layers: there are more than 100000
-    hint: trace the model again, or correct the file at this place
+    error: no such model: trace, layers: there are more than 100000
+    hint: give a smaller --synthetic or --storages
     ");
     let all = u64::MAX.to_string();
     let huge = ["trace", "--synthetic", "2", "--storages", &all];
     assert_snapshot!(refused(&place, &huge), @r"
-    error: 2 layers of 18446744073709551615 storages are more than a trace holds
-    hint: a trace holds 1048576 storages: give a smaller --synthetic or --storages
+    error: 2 layers of 18446744073709551615 storages are more than 1048576 in all
+    hint: give a smaller --synthetic or --storages
     ");
     assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "-o", "missing/t"]), @r"
     error: -o can't write missing/t: No such file or directory (os error 2)

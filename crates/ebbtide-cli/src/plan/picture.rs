@@ -73,6 +73,25 @@ mod tests {
 
     #[test]
     fn lines_go_from_point_to_point_and_end_where_no_plan_fits() {
-        insta::assert_snapshot!(super::render(&handmade()), @"TODO");
+        insta::assert_snapshot!(super::render(&handmade()), @r"
+        30.0 ms |
+                |               s
+                |                ss
+                |                  sss
+                |                     sss
+                |                        ss
+                |                          sss
+                |ooo            rrrrrr        sss
+                |   oooooo            rrrrrrrrrrrsss
+                |         ooooo                  rrrssrrrrr
+                |              ooooooooo              sss  rrrrrr
+                |                       oooooooooo       sss     rrrr
+                |                                 ooooooo   ss       rrr
+                |                                        oooooooooosssssrrrr
+        10.0 ms |                                                  ooooooooooo
+                +-------------------------------------------------------------
+                 100.0 MiB                                           500.0 MiB
+                 o best   s swap only   r recompute only
+        ");
     }
 }

@@ -150,7 +150,45 @@ mod tests {
 
     #[test]
     fn three_lines_with_axes_and_a_legend() {
-        insta::assert_snapshot!(render(&super::super::curve::tests::handmade()), @"TODO");
+        insta::assert_snapshot!(render(&super::super::curve::tests::handmade()), @r#"
+        <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 360" font-family="sans-serif" font-size="12">
+        <rect width="760" height="360" fill="white"/>
+        <clipPath id="inside"><rect x="70" y="40" width="660" height="242"/></clipPath>
+        <text x="70" y="22" font-size="14">time of a step over the budget of device memory</text>
+        <path d="M70,280.0 H730" fill="none" stroke="#ddd"/>
+        <text x="62.0" y="284.0" text-anchor="end">10 ms</text>
+        <path d="M70,220.0 H730" fill="none" stroke="#ddd"/>
+        <text x="62.0" y="224.0" text-anchor="end">15 ms</text>
+        <path d="M70,160.0 H730" fill="none" stroke="#ddd"/>
+        <text x="62.0" y="164.0" text-anchor="end">20 ms</text>
+        <path d="M70,100.0 H730" fill="none" stroke="#ddd"/>
+        <text x="62.0" y="104.0" text-anchor="end">25 ms</text>
+        <path d="M70,40.0 H730" fill="none" stroke="#ddd"/>
+        <text x="62.0" y="44.0" text-anchor="end">30 ms</text>
+        <path d="M136.0,280 v5" fill="none" stroke="#888"/>
+        <text x="136.0" y="298.0" text-anchor="middle">20 %</text>
+        <path d="M284.5,280 v5" fill="none" stroke="#888"/>
+        <text x="284.5" y="298.0" text-anchor="middle">40 %</text>
+        <path d="M433.0,280 v5" fill="none" stroke="#888"/>
+        <text x="433.0" y="298.0" text-anchor="middle">60 %</text>
+        <path d="M581.5,280 v5" fill="none" stroke="#888"/>
+        <text x="581.5" y="298.0" text-anchor="middle">80 %</text>
+        <path d="M730.0,280 v5" fill="none" stroke="#888"/>
+        <text x="730.0" y="298.0" text-anchor="middle">100 %</text>
+        <text x="70.0" y="314.0" text-anchor="start">100.0 MiB: the least</text>
+        <text x="730.0" y="314.0" text-anchor="end">500.0 MiB: plain training</text>
+        <path d="M70,40 V280 H730" fill="none" stroke="#888"/>
+        <path d="M235.0,160.0 L400.0,184.0 L565.0,208.0 L730.0,280.0" fill="none" stroke="#e0a030" stroke-width="2"/>
+        <path d="M410,346 h24" stroke="#e0a030" stroke-width="3"/>
+        <text x="440.0" y="350.0" text-anchor="start">recompute only</text>
+        <path d="M70.0,-680.0 L235.0,64.0 L400.0,160.0 L565.0,256.0 L730.0,280.0" fill="none" stroke="#c0392b" stroke-width="2"/>
+        <path d="M240,346 h24" stroke="#c0392b" stroke-width="3"/>
+        <text x="270.0" y="350.0" text-anchor="start">swap only</text>
+        <path d="M70.0,160.0 L235.0,208.0 L400.0,232.0 L565.0,268.0 L730.0,280.0" fill="none" stroke="#1f6f8b" stroke-width="2"/>
+        <path d="M70,346 h24" stroke="#1f6f8b" stroke-width="3"/>
+        <text x="100.0" y="350.0" text-anchor="start">best</text>
+        </svg>
+        "#);
     }
 
     #[test]
