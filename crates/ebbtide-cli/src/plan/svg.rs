@@ -123,10 +123,12 @@ fn draw(out: &mut String, curve: &Curve, scale: &Scale, series: &Series) {
         let _ = write!(path, "{}{} ", if drawn { 'L' } else { 'M' }, place(point, ns));
         drawn = true;
     }
-    let colour = series.colour;
-    let path = path.trim_end();
-    let _ =
-        writeln!(out, "<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>");
+    let (colour, path) = (series.colour, path.trim_end());
+    let _ = writeln!(
+        out,
+        "<path d=\"{path}\" clip-path=\"url(#inside)\" fill=\"none\" stroke=\"{colour}\" \
+         stroke-width=\"2\"/>"
+    );
 }
 
 fn legend(out: &mut String, place: usize, series: &Series) {
@@ -150,7 +152,7 @@ mod tests {
 
     #[test]
     fn three_lines_with_axes_and_a_legend() {
-        insta::assert_snapshot!(render(&super::super::curve::tests::handmade()), @r#"
+        insta::assert_snapshot!(render(&super::super::curve::tests::handmade()), @r##"
         <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 360" font-family="sans-serif" font-size="12">
         <rect width="760" height="360" fill="white"/>
         <clipPath id="inside"><rect x="70" y="40" width="660" height="242"/></clipPath>
@@ -178,17 +180,17 @@ mod tests {
         <text x="70.0" y="314.0" text-anchor="start">100.0 MiB: the least</text>
         <text x="730.0" y="314.0" text-anchor="end">500.0 MiB: plain training</text>
         <path d="M70,40 V280 H730" fill="none" stroke="#888"/>
-        <path d="M235.0,160.0 L400.0,184.0 L565.0,208.0 L730.0,280.0" fill="none" stroke="#e0a030" stroke-width="2"/>
+        <path d="M235.0,160.0 L400.0,184.0 L565.0,208.0 L730.0,280.0" clip-path="url(#inside)" fill="none" stroke="#e0a030" stroke-width="2"/>
         <path d="M410,346 h24" stroke="#e0a030" stroke-width="3"/>
         <text x="440.0" y="350.0" text-anchor="start">recompute only</text>
-        <path d="M70.0,-680.0 L235.0,64.0 L400.0,160.0 L565.0,256.0 L730.0,280.0" fill="none" stroke="#c0392b" stroke-width="2"/>
+        <path d="M70.0,-680.0 L235.0,64.0 L400.0,160.0 L565.0,256.0 L730.0,280.0" clip-path="url(#inside)" fill="none" stroke="#c0392b" stroke-width="2"/>
         <path d="M240,346 h24" stroke="#c0392b" stroke-width="3"/>
         <text x="270.0" y="350.0" text-anchor="start">swap only</text>
-        <path d="M70.0,160.0 L235.0,208.0 L400.0,232.0 L565.0,268.0 L730.0,280.0" fill="none" stroke="#1f6f8b" stroke-width="2"/>
+        <path d="M70.0,160.0 L235.0,208.0 L400.0,232.0 L565.0,268.0 L730.0,280.0" clip-path="url(#inside)" fill="none" stroke="#1f6f8b" stroke-width="2"/>
         <path d="M70,346 h24" stroke="#1f6f8b" stroke-width="3"/>
         <text x="100.0" y="350.0" text-anchor="start">best</text>
         </svg>
-        "#);
+        "##);
     }
 
     #[test]
