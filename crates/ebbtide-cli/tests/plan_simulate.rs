@@ -91,3 +91,21 @@ fn a_plan_of_another_trace_is_said_to_be() {
     note: the plan was made from another trace; these figures are for this one
     ");
 }
+
+/// Times that no number holds are as long as can be told, not short by chance.
+#[test]
+fn a_hopeless_link_takes_as_long_as_can_be_told() {
+    let place = planned(&EQUAL, "100%");
+    for layer in 0..4 {
+        decide(&place, "p", layer, "\"swap\":[\"s.3\"]");
+    }
+    let trace = String::from_utf8(place.bytes("t")).unwrap();
+    let (before, link) = trace.split_once("\"bytes_per_s\":").unwrap();
+    let behind = link.split_once(',').unwrap().1;
+    let slow = format!("{before}\"bytes_per_s\":1,{behind}");
+    let slow = slow.replace("\"latency_ns\":8000", "\"latency_ns\":1152921504606846976");
+    std::fs::write(place.path().join("t"), slow).unwrap();
+    let output = place.run(&["simulate", "t", "p", "--json", "j", "--compute-scale", "1000000"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    assert!(whole(&place.json("j")["predicted"]["step_ns"]) > 1 << 62);
+}

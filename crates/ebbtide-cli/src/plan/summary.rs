@@ -36,9 +36,9 @@ fn step(prediction: &Prediction) -> String {
     if prediction.recompute_ns > 0 {
         let _ = write!(text, " ({} of it a second time)", time(prediction.recompute_ns));
     }
-    let waited = waits.load_ns + waits.memory_ns;
+    let waited = waits.load_ns.saturating_add(waits.memory_ns);
     let _ = write!(text, ", {} of waiting", time(waited));
-    let rest = prediction.step_ns.saturating_sub(prediction.compute_ns + waited);
+    let rest = prediction.step_ns.saturating_sub(prediction.compute_ns.saturating_add(waited));
     // Times are rounded one by one.
     if rest > prediction.step_ns / 10_000 {
         let _ = write!(text, ", {} more outside of layers or because copies slow it", time(rest));
@@ -90,7 +90,8 @@ fn waits(model: &Model, prediction: &Prediction) -> String {
     let all = prediction.waits_in_all();
     let (load, memory) = (time(all.load_ns), time(all.memory_ns));
     let mut text = format!("{load} for loads, {memory} for bytes to leave");
-    let each = prediction.waits.iter().map(|waits| waits.load_ns + waits.memory_ns).enumerate();
+    let each = prediction.waits.iter();
+    let each = each.map(|waits| waits.load_ns.saturating_add(waits.memory_ns)).enumerate();
     // The first of equals.
     let most = each.max_by_key(|&(at, ns)| (ns, std::cmp::Reverse(at)));
     if let Some((at, ns)) = most.filter(|&(_, ns)| ns > 0) {

@@ -83,7 +83,7 @@ fn row(layers: &[LayerFate], first: usize, last: usize, does: &str) -> [String; 
     let start = |layer: &LayerFate| layer.load_at.map_or(String::new(), |op| op.to_string());
     let (early, late) = (start(&layers[last]), start(&layers[first]));
     let run = &layers[first..=last];
-    let sum = |part: fn(&LayerFate) -> u64| run.iter().map(part).sum::<u64>();
+    let sum = |part: fn(&LayerFate) -> u64| run.iter().map(part).fold(0, u64::saturating_add);
     [
         span(first.to_string(), last.to_string()),
         span(shown(&layers[first].name), shown(&layers[last].name)),

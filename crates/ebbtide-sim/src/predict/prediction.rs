@@ -102,7 +102,9 @@ pub struct Prediction {
 impl Prediction {
     /// All waits together.
     pub fn waits_in_all(&self) -> Waits {
-        let sum = |part: fn(&Waits) -> u64| self.waits.iter().map(part).sum();
+        // On a hopeless link each of them may be as long as can be told.
+        let sum =
+            |part: fn(&Waits) -> u64| self.waits.iter().map(part).fold(0, u64::saturating_add);
         Waits { load_ns: sum(|w| w.load_ns), memory_ns: sum(|w| w.memory_ns) }
     }
 
