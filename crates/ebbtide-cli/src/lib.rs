@@ -91,9 +91,9 @@ fn run(command: Command) -> Result<u8, Failure> {
         Command::Train(args) => train::run(*args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Trace(args) => trace::run(args),
-        Command::Plan(args) => plan::run(args),
-        Command::Simulate(args) => simulate::run(args),
+        Command::Trace(args) => trace::run(&args),
+        Command::Plan(args) => plan::run(&args),
+        Command::Simulate(args) => simulate::run(&args),
         Command::Worker { parent } => worker::serve(parent).map(|()| 0),
     }
 }

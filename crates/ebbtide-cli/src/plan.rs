@@ -28,7 +28,7 @@ use summary::row;
 use table::Waits;
 
 /// Returns the exit status.
-pub(crate) fn run(args: PlanArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &PlanArgs) -> Result<u8, Failure> {
     if let [a, b] = &args.diff[..] {
         return diff(a, b).map(|()| 0);
     }
@@ -45,7 +45,7 @@ pub(crate) fn run(args: PlanArgs) -> Result<u8, Failure> {
     inputs::apart(&[("the trace", trace)], &written)?;
     let subject = Subject::read(trace, &args.what_if)?;
     match budget {
-        Some(budget) => one(&subject, budget, &args)?,
+        Some(budget) => one(&subject, budget, args)?,
         None => curve::run(&subject, args.json.as_deref(), args.svg.as_deref())?,
     }
     Ok(0)

@@ -16,7 +16,7 @@ use crate::plan::table::{self, Waits};
 use crate::planner_args::SimulateArgs;
 
 /// Returns the exit status.
-pub(crate) fn run(args: SimulateArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &SimulateArgs) -> Result<u8, Failure> {
     let read = [("the trace", args.trace.as_path()), ("the plan", args.plan.as_path())];
     inputs::apart(&read, &[("--json", args.json.as_deref())])?;
     let subject = Subject::read(&args.trace, &args.what_if)?;

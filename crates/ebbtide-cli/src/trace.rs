@@ -12,12 +12,12 @@ use crate::planner_args::TraceArgs;
 const MOST: usize = 1 << 20;
 
 /// Returns the exit status.
-pub(crate) fn run(args: TraceArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &TraceArgs) -> Result<u8, Failure> {
     if let Some(path) = &args.output {
         check_files::target("-o", path)?;
     }
     // The only place where a trace comes from; a recorded one belongs beside it.
-    let trace = made_up(&args)?;
+    let trace = made_up(args)?;
     match &args.output {
         Some(path) => files::write(path, trace.to_json().as_bytes())?,
         None => Printer::data(&trace.to_json())?,

@@ -31,14 +31,14 @@ fn the_best_line_is_below_the_others() {
     assert_eq!(points.first().unwrap()["memory_bytes"], range["least_bytes"]);
     assert_eq!(points.last().unwrap()["memory_bytes"], range["plain_bytes"]);
     assert_eq!(points.last().unwrap()["percent"], 100.0);
-    let mut last = u64::MAX;
+    let mut before = u64::MAX;
     for point in points {
         let best = whole(&point["best_ns"]);
-        assert!(best <= last, "{point}");
+        assert!(best <= before, "{point}");
         for alone in ["swap_only_ns", "recompute_only_ns"] {
             assert!(point[alone].as_u64().is_none_or(|alone| best <= alone), "{point}");
         }
-        last = best;
+        before = best;
     }
     // The first budget can be given as it is.
     let least = range["least_bytes"].to_string();

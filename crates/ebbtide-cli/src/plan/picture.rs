@@ -17,11 +17,12 @@ pub(crate) fn render(curve: &Curve) -> String {
     let Some((low, high)) = curve.times() else { return String::new() };
     let mut cells = vec![[' '; WIDTH]; HEIGHT];
     for line in &SERIES {
-        for column in 0..WIDTH {
-            let ns = between(&curve.points, line.of, column);
-            if let Some(ns) = ns.filter(|ns| *ns <= high as f64) {
-                cells[row(ns, low, high)][column] = line.mark;
-            }
+        let at = |column| {
+            let ns = between(&curve.points, line.of, column)?;
+            (ns <= high as f64).then(|| (row(ns, low, high), column))
+        };
+        for (row, column) in (0..WIDTH).filter_map(at) {
+            cells[row][column] = line.mark;
         }
     }
     let labels = [(0, time(high)), (HEIGHT - 1, time(low))];
