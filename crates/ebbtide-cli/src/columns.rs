@@ -30,7 +30,7 @@ pub(crate) fn time(ns: u64) -> String {
         0.0 => "0 ms".to_owned(),
         _ if ms < 1.0 => format!("{ms:.3} ms"),
         _ if ms < 10.0 => format!("{ms:.2} ms"),
-        _ if ms < 1e4 => format!("{ms:.1} ms"),
+        _ if ms < 1e3 => format!("{ms:.1} ms"),
         _ => format!("{:.2} s", ms / 1e3),
     }
 }

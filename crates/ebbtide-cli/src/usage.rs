@@ -30,8 +30,14 @@ fn hint(error: &clap::Error) -> String {
         Some(ContextValue::Strings(values)) if !values.is_empty() => Some(values.join(", ")),
         _ => None,
     };
-    let suggested =
-        [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand].into_iter().find_map(listed);
+    let likeliest = |kind| match error.get(kind) {
+        Some(ContextValue::String(name)) => Some(name.clone()),
+        // clap lists them with the likeliest last.
+        Some(ContextValue::Strings(names)) => names.last().cloned(),
+        _ => None,
+    };
+    let suggested = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand];
+    let suggested = suggested.into_iter().find_map(likeliest);
     if let Some(name) = suggested {
         return format!("did you mean {name}?");
     }
