@@ -11,6 +11,7 @@
 //! | `gather` | RAM into host memory |
 //! | `accel` | accelerators, through torch's device-generic interface: `stream`, `pinned`; `quiet` hides it from modes |
 //! | `torch`, `view`, `dlpack` | what is used of torch; how a tensor lies in its bytes |
+//! | `plan` | traces, plans and the gates of a step |
 //! | `pool` | explicit pools of host memory |
 //! | `owned` | the lock of all this: beside the GIL, callbacks and forks |
 //! | `error`, `log`, `picture`, `types` | exceptions, warnings, the timeline, the types that stubs show |
@@ -37,6 +38,7 @@ mod owned;
 mod packer;
 mod picture;
 mod pinned;
+mod plan;
 mod pool;
 mod python;
 mod quiet;
@@ -65,6 +67,8 @@ mod _native {
     use super::malloc::return_freed_memory;
     #[pymodule_export]
     use super::packer::{Keep, Packer};
+    #[pymodule_export]
+    use super::plan::{Gates, Plan, Recording, Trace, check_budget};
     #[pymodule_export]
     use super::pool::Pool;
     #[pymodule_export]
