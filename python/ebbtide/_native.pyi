@@ -6,20 +6,27 @@ The engine of ebbtide for Python. Use it through `ebbtide.torch`.
 
 from collections.abc import Callable, Iterable
 from os import PathLike
-from typing import Final, final
+from typing import Final, SupportsIndex, final
 
+from _typeshed import SupportsGetItem
 from torch import Tensor
 
 __all__ = [
     "VERSION",
     "Chain",
+    "Gates",
     "Group",
     "Handle",
     "Hub",
     "Keep",
     "Packer",
+    "Plan",
     "Pool",
+    "Recording",
     "SavedTensor",
+    "Trace",
+    "check_budget",
+    "check_plan",
     "return_freed_memory",
     "unpack",
 ]
@@ -68,6 +75,42 @@ class Chain:
     def unlink(self, /, layer: str) -> None:
         """
         Takes a layer out; its neighbours become each other's.
+        """
+
+@final
+class Gates:
+    """
+    One step under a plan. Operations are `F`, `R` and `B` of a layer, by its number.
+    """
+    @property
+    def bytes(self, /) -> int:
+        """
+        Bytes that are counted now.
+        """
+    def leaving(self, /, bytes: SupportsIndex) -> None:
+        """
+        So many bytes have begun to leave.
+        """
+    def left(self, /, bytes: SupportsIndex) -> None:
+        """
+        So many bytes that were leaving are free.
+        """
+    def loading(self, /, layer: SupportsIndex) -> None:
+        """
+        The load of a layer's group has started, for whatever reason.
+        """
+    def may_start(self, /) -> bool:
+        """
+        Whether the operation fits now. If not it waits for a group that is on its way out.
+        """
+    def next_load(self, /) -> int | None:
+        """
+        The next layer, from the last one back, whose group has not been loaded and may be now.
+        """
+    def reach(self, /, phase: str, layer: SupportsIndex) -> bool:
+        """
+        This operation comes next. False if it can't, since a later one was reached or there is no such layer:
+        the step is another one than was planned.
         """
 
 @final
@@ -367,6 +410,54 @@ class Packer:
         """
 
 @final
+class Plan:
+    """
+    What is done with each layer and each storage of a trace. `ebbtide.plan` 1.
+    """
+    def gates(self, /) -> Gates:
+        """
+        The gates of one step.
+        """
+    def json(self, /) -> str:
+        """
+        The text of its file.
+        """
+    def layers(self, /) -> list[tuple[str, bool, list[str]]]:
+        """
+        By layer: its name, whether it is recomputed, and the names of its storages that are swapped.
+        """
+    @staticmethod
+    def make(trace: Trace, memory: SupportsIndex, only: str | None = None) -> Plan:
+        """
+        The fastest plan found that fits so many bytes. With `only` (`swap` or `recompute`) that which uses
+        this alone.
+
+        Raises `NoRoomError` if none fits: it names the least that one was found for.
+        """
+    @property
+    def memory_bytes(self, /) -> int:
+        """
+        The budget that it was made for, in bytes.
+        """
+    @staticmethod
+    def parse(trace: Trace, text: str) -> Plan:
+        """
+        Reads the text of a plan file, for a model of which this is a trace.
+
+        Raises `SettingError` if it is none, or does not fit.
+        """
+    @property
+    def predicted_peak_bytes(self, /) -> int:
+        """
+        The most bytes on the device at one moment.
+        """
+    @property
+    def predicted_step_ms(self, /) -> float:
+        """
+        How long a step takes, in milliseconds.
+        """
+
+@final
 class Pool:
     """
     Host memory with a bound, reused between copies; pinned where there is an accelerator.
@@ -406,6 +497,54 @@ class Pool:
         """
 
 @final
+class Recording:
+    """
+    Collects a `Trace`.
+    """
+    def __new__(cls, /, source: str, static_bytes: SupportsIndex, created_unix_s: SupportsIndex) -> Recording:
+        """
+        A step of this program, with so many bytes on the device all the time.
+        """
+    def finish(self, /) -> Trace:
+        """
+        The trace.
+
+        Raises `SettingError` if what was recorded makes no sense.
+        """
+    def fixed(self, /, ns: SupportsIndex) -> None:
+        """
+        Nanoseconds of a step outside of its layers.
+        """
+    def layer(
+        self,
+        /,
+        name: str,
+        forward_ns: SupportsIndex,
+        backward_ns: SupportsIndex,
+        forward_temp_bytes: SupportsIndex,
+        backward_temp_bytes: SupportsIndex,
+        storages: SupportsGetItem[int, tuple[str, SupportsIndex, str]],
+        why_not: str | None,
+    ) -> None:
+        """
+        The next layer: nanoseconds of its forward and backward, bytes that they need besides, and what it
+        saves as `(name, bytes, kind)`. The kinds are `inner` (made again if the layer is), `fixed` (not),
+        `output` (the next layer saves it) and `passed` (the next layer reads it, its backward does not).
+        """
+    def tier(
+        self,
+        /,
+        name: str,
+        capacity: SupportsIndex,
+        out_per_s: SupportsIndex,
+        in_per_s: SupportsIndex,
+        latency_ns: SupportsIndex,
+    ) -> None:
+        """
+        The tier, as measured: what it holds (0: unknown), bytes a second out and in, nanoseconds a transfer.
+        """
+
+@final
 class SavedTensor:
     """
     One tensor of a group.
@@ -435,6 +574,49 @@ class SavedTensor:
         The same, with the name of the tier instead of `host`; `gone` if the group was given up while it was
         away.
         """
+
+@final
+class Trace:
+    """
+    A step of a model as it was recorded: what each layer takes and saves. `ebbtide.trace` 1.
+    """
+    def budget(self, /, memory: str) -> int:
+        """
+        A budget in bytes, of a text such as `1.5GiB` or `40%`. Percents are of what plain training needs
+        above what is always there.
+
+        Raises `SettingError` for any other text.
+        """
+    def json(self, /) -> str:
+        """
+        The text of its file.
+        """
+    @staticmethod
+    def parse(text: str) -> Trace:
+        """
+        Reads the text of a trace file.
+
+        Raises `SettingError` if it is none.
+        """
+    def range(self, /) -> tuple[int, int, int, int]:
+        """
+        Bytes that make a difference as a budget: those always there, the least that a plan was found for,
+        what keeping everything takes, and what plain training takes.
+        """
+
+def check_budget(memory: str) -> None:
+    """
+    Checks a budget before there is a trace.
+
+    Raises `SettingError` for a text that is none.
+    """
+
+def check_plan(text: str) -> None:
+    """
+    Checks a plan's text before there is a trace.
+
+    Raises `SettingError` if it is none.
+    """
 
 def return_freed_memory() -> bool:
     """

@@ -68,7 +68,7 @@ mod _native {
     #[pymodule_export]
     use super::packer::{Keep, Packer};
     #[pymodule_export]
-    use super::plan::{Gates, Plan, Recording, Trace, check_budget};
+    use super::plan::{Gates, Plan, Recording, Trace, check_budget, check_plan};
     #[pymodule_export]
     use super::pool::Pool;
     #[pymodule_export]

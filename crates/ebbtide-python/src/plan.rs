@@ -82,6 +82,11 @@ impl Recording {
         Ok(())
     }
 
+    /// Nanoseconds of a step outside of its layers.
+    fn fixed(&self, ns: u64) {
+        locked(&self.0).step_fixed_ns(ns);
+    }
+
     /// The trace.
     ///
     /// Raises `SettingError` if what was recorded makes no sense.
@@ -166,6 +171,14 @@ fn budget(memory: &str, range: impl FnOnce() -> ebbtide_plan::Range) -> PyResult
 pub(crate) fn check_budget(memory: &str) -> PyResult<()> {
     let none = ebbtide_plan::Range { base: 0, least: 0, most: 0, plain: 0 };
     budget(memory, || none).map(drop)
+}
+
+/// Checks a plan's text before there is a trace.
+///
+/// Raises `SettingError` if it is none.
+#[pyfunction]
+pub(crate) fn check_plan(text: &str) -> PyResult<()> {
+    PlanFile::parse(text).map(drop).map_err(|error| refused("this is no plan", &error))
 }
 
 /// What is done with each layer and each storage of a trace. `ebbtide.plan` 1.

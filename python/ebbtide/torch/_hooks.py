@@ -52,8 +52,9 @@ class _Hook:
         self._name = name
         self._run = untraced(run)
 
-    def __call__(self, module: nn.Module, inputs: object, output: object = None) -> None:
-        self._run(self._session, self._layer, self._name, module, output)
+    def __call__(self, module: nn.Module, inputs: object, *output: object) -> None:
+        """A pre-hook is called with the inputs, a hook with the output as well."""
+        self._run(self._session, self._layer, self._name, module, output[0] if output else inputs)
 
     def __deepcopy__(self, memo: object) -> Inert:
         return Inert()
@@ -62,11 +63,13 @@ class _Hook:
         return Inert, ()
 
 
-def _enter(session: SessionRef, layer: Callable[[], nn.Module | None], name: str, module: nn.Module, _: object) -> None:
+def _enter(
+    session: SessionRef, layer: Callable[[], nn.Module | None], name: str, module: nn.Module, inputs: object
+) -> None:
     opened = session()
     step = opened.running_step() if opened is not None else None
     if step is not None and module is layer():
-        step.enter(module, name)
+        step.enter(module, name, inputs)
 
 
 def _leave(
@@ -81,9 +84,10 @@ def _leave(
 class _Recomputed:
     """Stands in for a layer's `forward`: checkpointed inside of a step, else as it always was."""
 
-    def __init__(self, session: SessionRef, layer: nn.Module) -> None:
+    def __init__(self, session: SessionRef, layer: nn.Module, name: str) -> None:
         self._session = session
         self._layer = weakref.ref(layer)
+        self._name = name
         self.before = layer.__dict__.get("forward")  # a forward that was set on this very module
         self._run = untraced(_Recomputed._checkpointed)
 
@@ -98,7 +102,7 @@ class _Recomputed:
     def _checkpointed(self, *args: Any, **kwargs: Any) -> Any:
         session, forward = self._session(), self._forward()
         step = session.running_step() if session is not None else None
-        if step is None or left_alone() is not None:
+        if session is None or step is None or left_alone() is not None or not session.recomputes(self._name):
             return forward(*args, **kwargs)
         return _run_checkpointed(forward, args, kwargs)
 
@@ -151,14 +155,15 @@ class Wiring:
         self._handles: list[RemovableHandle] = []
         self._recomputed: list[tuple[weakref.ref[nn.Module], _Recomputed]] = []
 
-    def hang(self, session: SessionRef, layers: list[Layer]) -> None:
+    def hang(self, session: SessionRef, layers: list[Layer], *, planned: bool) -> None:
+        """With `planned` every layer that is swapped may be recomputed instead."""
         for layer in layers:
-            self._wire(session, layer)
+            self._wire(session, layer, planned)
 
-    def _wire(self, session: SessionRef, layer: Layer) -> None:
+    def _wire(self, session: SessionRef, layer: Layer, planned: bool) -> None:
         module = layer.module
-        if layer.word == "recompute":
-            recomputed = _Recomputed(session, module)
+        if layer.word == "recompute" or (planned and layer.word == "swap"):
+            recomputed = _Recomputed(session, module, layer.name)
             module.forward = recomputed
             self._recomputed.append((weakref.ref(module), recomputed))
         enter = _Hook(session, module, layer.name, _enter)

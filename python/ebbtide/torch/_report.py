@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ebbtide.torch._places import Places, size
 from ebbtide.torch._stats import Source
@@ -18,7 +18,14 @@ def counts(policy: Mapping[str, str]) -> str:
     return f"{len(policy)} layers ({shown})"
 
 
-def table(model: str, policy: Mapping[str, str], source: Source, min_bytes: int, places: Places) -> str:
+def table(
+    model: str,
+    policy: Mapping[str, str],
+    source: Source,
+    min_bytes: int,
+    places: Places,
+    planned: Sequence[tuple[str, str]] = (),
+) -> str:
     """What a session did so far."""
     figures = source.stats()
     rows = [
@@ -33,6 +40,7 @@ def table(model: str, policy: Mapping[str, str], source: Source, min_bytes: int,
             f"{size(figures['not_freed_bytes'])} in {figures['not_freed_tensors']} tensors: still referenced",
         ),
     ]
+    rows[1:1] = planned
     rows += places.rows()
     if not figures["bytes_out"]:
         rows.append(("note", f"the policy moved nothing because {why_nothing(policy, figures, min_bytes)}"))

@@ -17,11 +17,13 @@ Hooks that find no step running, or run on another thread, do nothing.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType, TracebackType
+from typing import Any
 
 import torch
 from torch import nn
@@ -31,6 +33,7 @@ from ebbtide.errors import PhaseError, SettingError
 from ebbtide.torch import _layers, _places, _report, _stats
 from ebbtide.torch._drain import drain
 from ebbtide.torch._hooks import Wiring, in_backward
+from ebbtide.torch._plan import Planner, Watcher, check_memory, plan_text, write_whole
 from ebbtide.torch._settings import (
     MIN_BYTES,
     Selection,
@@ -42,6 +45,7 @@ from ebbtide.torch._settings import (
     deciding,
     folder,
     layer_patterns,
+    one_of,
     split_selection,
 )
 from ebbtide.torch._step import BackwardRow, Step
@@ -50,9 +54,11 @@ from ebbtide.torch._verify import Verified, verify
 
 def session(
     model: nn.Module,
-    policy: _layers.Policy = "swap",
+    policy: _layers.Policy | None = None,
     tier: str | None = None,
     *,
+    memory: int | str | None = None,
+    plan: str | os.PathLike[str] | None = None,
     layers: str | Sequence[str] | None = None,
     min_bytes: int = MIN_BYTES,
     include: Selection | None = None,
@@ -69,10 +75,15 @@ def session(
 
     Args:
         model: The model that is trained; not one that `torch.compile` returned (its blocks may be).
-        policy: `"swap"` or `"recompute"` for every layer but the last, whose backward comes next; `"keep"` for
-            none; or `{pattern: word}`, which decides exactly what it names and keeps the rest. Of patterns that
-            match the same layer the last one decides. A pattern may also name modules that were no layers so
-            far, which makes them layers.
+        policy: `"swap"` (the default) or `"recompute"` for every layer but the last, whose backward comes next;
+            `"keep"` for none; or `{pattern: word}`, which decides exactly what it names and keeps the rest. Of
+            patterns that match the same layer the last one decides. A pattern may also name modules that were no
+            layers so far, which makes them layers.
+        memory: Instead of a policy: the bytes that a step may use, as a number, `"1.5GiB"`, or `"40%"` of what
+            plain training needs above what is always there. The first two steps are recorded with everything
+            swapped, then a plan is made of what to keep, swap and recompute. `ebbtide.torch._plan` says what is
+            counted.
+        plan: Instead of a policy: the file of a plan, as `Session.save_plan` writes it, perhaps edited.
         tier: Where swapped activations go. `"file"`: an unnamed file in `spill_dir`; on accelerators pinned host
             memory comes first. `"host"`: host memory only. None: as `"file"`.
         layers: Patterns of the modules that are the layers, instead of the repeated blocks of the model's
@@ -104,15 +115,24 @@ def session(
     check_tier(tier)
     check_numbers(min_bytes=min_bytes, host_bytes=host_bytes, prefetch=prefetch)
     check_truth("timeline", timeline)
+    one_of(policy=policy, memory=memory, plan=plan)
     included, asked = split_selection(include, "include")
     excluded, refused = split_selection(exclude, "exclude")
     named = None if layers is None else layer_patterns(layers)
-    planned = _layers.plan(model, policy, named, included, excluded)
-    source = _stats.open_source(
-        tier=tier, spill_dir=folder(spill_dir), host_bytes=host_bytes, prefetch=prefetch, timeline=timeline
-    )
+    budget = None if memory is None else check_memory(memory)
+    text = None if plan is None else plan_text(plan)
+    planned = budget is not None or text is not None
+    found = _layers.plan(model, "swap" if policy is None else policy, named, included, excluded)
+    if planned:  # the last one may be swapped, too
+        found = _layers.plan(model, {layer.name: "swap" for layer in found}, named, included, excluded)
+        prefetch = 0  # the plan says when
+    spill = folder(spill_dir)
+    source = _stats.open_source(tier=tier, spill_dir=spill, host_bytes=host_bytes, prefetch=prefetch, timeline=timeline)
     try:
-        return Session(model, planned, source, Settings(min_bytes, deciding(asked, refused)))
+        settings = Settings(min_bytes, deciding(asked, refused))
+        another = functools.partial(_native.Hub, tier=tier, spill_dir=spill, host_bytes=host_bytes)
+        planner = Planner(source.hub, another, budget, text) if planned else None
+        return Session(model, found, source, settings, planner)
     except BaseException:
         _stats.retire(source, close=True)
         raise
@@ -127,9 +147,15 @@ class Session:
     """
 
     def __init__(
-        self, model: nn.Module, layers: list[_layers.Layer], source: _stats.Source, settings: Settings
+        self,
+        model: nn.Module,
+        layers: list[_layers.Layer],
+        source: _stats.Source,
+        settings: Settings,
+        planner: Planner | None = None,
     ) -> None:
-        self.policy: Mapping[str, _layers.Word] = MappingProxyType({layer.name: layer.word for layer in layers})
+        self._words: Mapping[str, _layers.Word] = MappingProxyType({layer.name: layer.word for layer in layers})
+        self._planner = planner
         self._model = weakref.ref(model)
         self._model_name = type(model).__name__
         self._source = source
@@ -149,10 +175,61 @@ class Session:
         self._finalizer = weakref.finalize(self, _drop, self._wiring, source)
         self._finalizer.atexit = False
         try:
-            self._wiring.hang(weakref.ref(self), layers)
+            self._wiring.hang(weakref.ref(self), layers, planned=planner is not None)
         except BaseException:
             self.close()
             raise
+
+    # ---- what is done with the layers
+
+    @property
+    def policy(self) -> Mapping[str, _layers.Word]:
+        """The layers' words, in order. Under a plan those of the plan, of which `plan()` tells more."""
+        words = self._planner.words() if self._planner is not None else {}
+        return MappingProxyType({**self._words, **words}) if words else self._words
+
+    def is_planned(self, name: str) -> bool:
+        """Whether a plan decides on this layer."""
+        return self._planner is not None and self._words[name] == "swap"
+
+    def recomputes(self, name: str) -> bool:
+        """Whether a call of this layer is to be run again in backward."""
+        return self._planner.recomputes(name) if self._planner is not None else self.policy[name] == "recompute"
+
+    def plan(self) -> dict[str, Any] | None:
+        """The plan that steps follow; None without one, and while it is not made yet.
+
+        `memory_bytes`, `predicted_peak_bytes`, `predicted_step_ms`, and `layers`: of each its `name`, whether it is
+        to `recompute`, and the names of its storages to `swap`.
+        """
+        plan = self._planner.plan if self._planner is not None else None
+        if plan is None:
+            return None
+        layers = [{"name": n, "recompute": again, "swap": names} for n, again, names in plan.layers()]
+        return {
+            "memory_bytes": plan.memory_bytes,
+            "predicted_peak_bytes": plan.predicted_peak_bytes,
+            "predicted_step_ms": plan.predicted_step_ms,
+            "layers": layers,
+        }
+
+    def save_plan(self, file: str | os.PathLike[str]) -> None:
+        """Writes the plan, for `session(model, plan=file)` and `ebbtide plan --diff`.
+
+        Raises:
+            PhaseError: There is none yet. SettingError: The file can't be written.
+        """
+        plan = self._planner.plan if self._planner is not None else None
+        write_whole(file, plan and plan.json(), "plan")
+
+    def save_trace(self, file: str | os.PathLike[str]) -> None:
+        """Writes what was recorded of a step, for `ebbtide plan`.
+
+        Raises:
+            PhaseError: There is none yet. SettingError: The file can't be written.
+        """
+        trace = self._planner.trace if self._planner is not None else None
+        write_whole(file, trace and trace.json(), "trace")
 
     # ---- steps
 
@@ -180,6 +257,11 @@ class Session:
         self._running = step
         self._places.mark(_places.BETWEEN)
         return self._steps, [*model.parameters(), *model.buffers()]
+
+    def _watch(self) -> Watcher | None:
+        """What follows the step that begins, if there is a plan or one is to be made."""
+        model = self._model()
+        return self._planner.begin(model) if self._planner is not None and model is not None else None
 
     def _end(self, step: Step, *, done: bool) -> None:
         """A step is left; one that did not get to its end is given up."""
@@ -254,7 +336,10 @@ class Session:
 
         If nothing moved it says why. What "reached" means is told in `ebbtide.torch._places`.
         """
-        return _report.table(self._model_name, self.policy, self._source, self._settings.min_bytes, self._places)
+        planned = self._planner.table() if self._planner is not None else []
+        return _report.table(
+            self._model_name, self.policy, self._source, self._settings.min_bytes, self._places, planned
+        )
 
     def __repr__(self) -> str:
         state = "" if self._finalizer.alive else ", closed"

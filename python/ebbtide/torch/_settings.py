@@ -83,6 +83,13 @@ def check_tier(tier: object) -> None:
         raise SettingError(f"tier={tier!r} is a {type(tier).__name__}", 'tier takes "file" or "host", or None')
 
 
+def one_of(**settings: object) -> None:
+    """Refuses more than one of settings that exclude each other."""
+    given = [name for name, value in settings.items() if value is not None]
+    if len(given) > 1:
+        raise SettingError(f"{' and '.join(f'{name}=' for name in given)} were given", "they exclude each other")
+
+
 def check_truth(name: str, value: object) -> None:
     """Refuses what is neither True nor False."""
     if not isinstance(value, bool):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,9 @@ from ebbtide import _native
 from ebbtide.errors import EbbtideError, EbbtideWarning, PhaseError, SettingError
 from ebbtide.torch import _places
 from ebbtide.torch._hooks import left_alone
+from ebbtide.torch._plan import Watcher, at_end
+from ebbtide.torch._record import tensors
+from ebbtide.torch._settings import Predicate
 
 if TYPE_CHECKING:
     from ebbtide.torch._session import Session
@@ -55,6 +58,7 @@ class _Call:
         self.packer: _native.Packer | None = None
         self.hooks: saved_tensors_hooks | None = None
         self.mark = 0  # of its forward in the timeline
+        self.number = -1  # among the layers that a plan knows, if one is followed or recorded
 
     def close(self) -> None:
         """Takes the hooks off autograd's stack, once."""
@@ -78,6 +82,7 @@ class Step:
         self._called: dict[str, int] = {}
         self._before: _native.Group | None = None  # the layer before's, whose offload was started
         self._keep: _native.Keep | None = None
+        self._watcher: Watcher | None = None  # follows or records a plan
 
     def __repr__(self) -> str:
         return f"<step {self.number or 'not entered yet'} of {self._session!r}>"
@@ -90,6 +95,7 @@ class Step:
         self.number, tensors = self._session._begin(self)
         try:
             self._keep = _native.Keep(tensors)
+            self._watcher = self._session._watch()
         except BaseException:
             self._session._end(self, done=False)
             raise
@@ -108,7 +114,7 @@ class Step:
                 self._settle(left)
                 done = True
         finally:
-            self._before = self._keep = None
+            self._before = self._keep = self._watcher = None
             self._session._end(self, done=done)
         if kind is None:
             self._warn()
@@ -117,7 +123,7 @@ class Step:
 
     # ---- called by the hooks of layers
 
-    def enter(self, layer: nn.Module, name: str) -> None:
+    def enter(self, layer: nn.Module, name: str, inputs: object) -> None:
         """A layer's forward begins."""
         self._session._places.mark(_places.LAYERS)
         call = _Call(layer)
@@ -129,6 +135,10 @@ class Step:
         if why is not None:
             counted[why] += 1
             self._session._left_alone(name, why)
+        elif self._watcher is not None and self._session.is_planned(name):
+            self._watcher.enter(name, inputs)
+            call.number = self._watcher.layer
+            self._swap(call, self._numbered(name), self._watcher)
         elif self._session.policy[name] == "swap":
             self._swap(call, self._numbered(name))
         elif self._session.policy[name] == "keep" and self._before is not None:
@@ -144,8 +154,11 @@ class Step:
         call.close()
         self._session._source.hub.mark_end(call.mark)
         self._session._places.mark(_places.HEAD)
-        self._watch_gradient(name, output)
-        self._offload(call)
+        self._watch_gradient(call, name, output)
+        if self._watcher is not None and call.number >= 0:
+            self._watcher.leave(call.region.group if call.region else None, output)
+        else:
+            self._offload(call)
 
     # ---- parts
 
@@ -154,14 +167,17 @@ class Step:
         count = self._called[name] = self._called.get(name, 0) + 1
         return name if count == 1 else f"{name}#{count}"
 
-    def _swap(self, call: _Call, name: str) -> None:
+    def _swap(self, call: _Call, name: str, watcher: Watcher | None = None) -> None:
         settings = self._session._settings
+        decide = settings.decide
+        if watcher is not None:
+            decide = watcher.saves if decide is None else _both(decide, watcher.saves)
         call.region = Region(self._session._source.hub, name, self.number)
         call.packer = _native.Packer(
             find=call.region.open,
             keep=self._keep,
             min_bytes=settings.min_bytes,
-            decide=settings.decide,
+            decide=decide,
         )
         call.hooks = push_hooks(call.packer)
 
@@ -176,11 +192,14 @@ class Step:
         group.start_offload()
         wait_offload(before)
 
-    def _watch_gradient(self, name: str, output: object) -> None:
+    def _watch_gradient(self, call: _Call, name: str, output: object) -> None:
         """Tells where memory is, and what runs, from the moment on when backward reaches this layer."""
-        tensor = next(_tensors(output), None)
+        tensor = next((tensor for tensor in tensors(output) if tensor.requires_grad), None)
         if tensor is not None and tensor.grad_fn is not None and left_alone() is None:
-            tensor.register_hook(_GradientCame(self._session._places, self._session._backward, name))
+            came = _GradientCame(self._session._places, self._session._backward, name)
+            if call.number >= 0:
+                came.watcher, came.number = self._watcher, call.number
+            tensor.register_hook(came)
 
     def _unwind(self) -> list[_Call]:
         """Hooks that are still on autograd's stack come off: a KeyboardInterrupt runs no forward hooks."""
@@ -208,8 +227,12 @@ class _GradientCame:
         self._places = weakref.ref(places)
         self._backward = weakref.ref(backward)
         self._name = name
+        self.watcher: Watcher | None = None
+        self.number = -1
 
     def __call__(self, _: torch.Tensor) -> None:
+        if self.watcher is not None:
+            self.watcher.reaches(self.number)
         places, backward = self._places(), self._backward()
         if places is not None:
             places.mark(_places.BACKWARD)
@@ -230,29 +253,18 @@ class BackwardRow:
         self._task = -1  # autograd's number of the backward; one that failed has left its mark open
 
     def reaches(self, name: str) -> None:
-        task = torch._C._current_graph_task_id()
         self._hub.mark_end(self._mark)
         self._mark = self._hub.mark_begin(f"backward {name}")  # 0 without a timeline
-        if self._mark and task != self._task:
-            self._task = task
-            torch.autograd.Variable._execution_engine.queue_callback(self._over)
+        if self._mark:
+            self._task = at_end(self._task, self._over)
 
     def _over(self) -> None:
         self._hub.mark_end(self._mark)
         self._mark = 0
 
 
-def _tensors(output: object) -> Iterator[torch.Tensor]:
-    """Tensors of a layer's output that a gradient will come to; tuples, lists and dicts are looked into."""
-    if isinstance(output, torch.Tensor):
-        if output.requires_grad:
-            yield output
-    elif isinstance(output, dict):
-        for value in output.values():
-            yield from _tensors(value)
-    elif isinstance(output, (tuple, list)):
-        for value in output:
-            yield from _tensors(value)
+def _both(first: Predicate, second: Predicate) -> Predicate:
+    return lambda tensor: first(tensor) and second(tensor)
 
 
 def wait_offload(group: _native.Group | None) -> None:
