@@ -227,7 +227,7 @@ impl Plan {
     #[staticmethod]
     fn parse(trace: &Trace, text: &str) -> PyResult<Self> {
         let file = PlanFile::parse(text).map_err(|error| refused("this is no plan", &error))?;
-        let what = "the plan does not fit the model";
+        let what = "the plan that was given is refused";
         let plan = file.plan(&trace.model).map_err(|error| refused(what, &error))?;
         let budget = file.memory_bytes();
         let prediction =
