@@ -1,6 +1,6 @@
 """Measures the figures of the PyTorch front end and prints them as JSON.
 
-python -m bench [--steps N] [--only training|hooks|packed|failures]
+python -m bench [--steps N] [--only training|hooks|packed|failures|planner]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from bench import failures, hooks, packed, training
+from bench import failures, hooks, packed, planner, training
 from bench.model import Size
 
 # What was asked for: figure, its path in the JSON, and the bound.
@@ -28,6 +28,7 @@ ASKED: list[tuple[str, tuple[str, str], str, float]] = [
     ("10,000 tensors of 4 KiB, µs a tensor", ("packed", "engine_us"), "<=", 2.0),
     ("the same, times faster than in Python", ("packed", "times_faster"), ">=", 10.0),
     ("the same: growth of memory, MiB", ("failures", "rss_mib_growth"), "<=", 8.0),
+    ("budgets: step over the better pure plan's", ("planner", "worst_to_better_pure"), "<=", 1.05),
 ]
 
 
@@ -38,6 +39,8 @@ RIGHT: list[tuple[str, tuple[str, str], object]] = [
     ("all small tensors moved", ("packed", "moved"), True),
     ("good steps between failures are right", ("failures", "wrong"), 0),
     ("every seventh step failed", ("failures", "failed"), 28),
+    ("no budget was exceeded", ("planner", "over"), 0),
+    ("losses and gradients under budgets", ("planner", "identical"), True),
     ("no group is left", ("failures", "active_groups"), 0),
     ("no bytes are left in the tier", ("failures", "bytes_held"), 0),
 ]
@@ -56,6 +59,7 @@ def parts(steps: int) -> dict[str, Callable[[], dict[str, Any]]]:
         "packed": packed.run,
         "training": lambda: training.run(steps, Size()),
         "failures": failures.run,
+        "planner": lambda: planner.run(Size()),
     }
 
 

@@ -6,6 +6,7 @@ import copy
 import json
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 
 import ebbtide.torch
 from ebbtide import NoRoomError, PhaseError, SettingError
-from ebbtide.torch import _plan
+from ebbtide.torch import _link, _plan
 
 RECORDED = _plan.RECORDED
 
@@ -146,7 +147,7 @@ def test_a_budget_that_nothing_can_meet_says_what_would() -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"memory": "40%", "policy": "swap"}, "they exclude each other"),
     ({"memory": "40%", "plan": "p.json"}, "they exclude each other"),
-    ({"memory": "much"}, "memory='much'"),
+    ({"memory": "much"}, 'memory="much": size `much`: it does not start with a number'),
     ({"memory": "-3%"}, "no share"),
     ({"memory": 0}, "leaves nothing"),
     ({"memory": 1.5}, "is a float"),
@@ -322,3 +323,19 @@ def test_backward_that_never_comes_records_nothing() -> None:
         for _ in range(RECORDED + 1):
             assert_same(plain(model), stepped(s, model))
         assert s.plan() is not None
+
+
+def test_c23_a_link_that_became_slower_is_planned_for_anew() -> None:
+    model = gpt(layers=4)
+    slow = _link.Link(out_per_s=1000, in_per_s=1000, latency_ns=0)
+    with planned_session(model, "60%") as s, mock.patch.object(_link, "measure", return_value=slow):
+        assert_same(plain(model), stepped(s, model))
+        planner = s._planner
+        assert planner is not None and planner._planned is not None
+        before = planner.trace
+        planner._planned.seconds, planner._late = 1e9, _plan.LATE - 1
+        assert_same(plain(model), stepped(s, model))  # recorded
+        assert_same(plain(model), stepped(s, model))
+        assert planner.trace is not before and planner.trace is not None
+        assert json.loads(planner.trace.json())["tiers"][0]["out"]["bytes_per_s"] == 1000
+        assert_clean(s)
