@@ -60,6 +60,20 @@ def test_steps_are_the_same(policy: Any, tier: str | None) -> None:
         assert s.stats()["active_groups"] == 0
 
 
+@pytest.mark.parametrize("memory", ["30%", "60%", "100%"])
+def test_m12_budgets_on_a_device(memory: str) -> None:
+    model = on_device(layers=5)
+    expected = plain(model, run)
+    with ebbtide.torch.session(model, memory=memory, min_bytes=0) as s:
+        for _ in range(4):
+            assert_same(stepped(s, model, run), expected)
+        plan = s.plan()
+        assert plan is not None
+        assert (sum(bool(layer["swap"]) for layer in plan["layers"]) > 0) == (memory != "100%")
+        gc.collect()
+        assert s.stats()["active_groups"] == 0
+
+
 def test_verify_and_report_are_about_the_device() -> None:
     model = on_device(layers=6)
     with ebbtide.torch.session(model, min_bytes=0) as s:

@@ -50,17 +50,18 @@ def _round(hub: _native.Hub, device: torch.device, count: int) -> tuple[float, f
         group.add(block, "block", sole=False)
         times = []
         for start, wait in ((group.start_offload, group.wait_offload), (group.start_load, group.wait_load)):
-            _settle(device)
+            settle(device)
             began = time.perf_counter()
             start()
             wait()
-            _settle(device)
+            settle(device)
             times.append(time.perf_counter() - began)
     finally:
         group.close()
     return times[0], times[1]
 
 
-def _settle(device: torch.device) -> None:
+def settle(device: torch.device) -> None:
+    """Waits until an accelerator has done what was queued."""
     if device.type != "cpu":
         torch.get_device_module(device).synchronize()

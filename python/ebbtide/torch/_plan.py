@@ -20,6 +20,7 @@ threads call it, one at a time.
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -54,8 +55,8 @@ class Watcher(Protocol):
 class Recorded:
     """A step that is recorded: everything leaves, and has left before the next layer begins."""
 
-    def __init__(self, hub: _native.Hub) -> None:
-        self.recorder = Recorder(lambda: float(hub.stats()["wait_ms"]))
+    def __init__(self, hub: _native.Hub, device: torch.device) -> None:
+        self.recorder = Recorder(lambda: float(hub.stats()["wait_ms"]), functools.partial(_link.settle, device))
         self.layer = -1
         self._task = -1
 
@@ -228,7 +229,7 @@ class Planner:
         """
         self._look_back(model)
         if self.plan is None or self._recordings < RECORDED:
-            self._recorded = Recorded(self._hub)
+            self._recorded = Recorded(self._hub, _device_of(model))
             return self._recorded
         self._planned = Planned(self.plan, self._swaps, self._grew.add)
         return self._planned

@@ -49,11 +49,12 @@ class Record:
 class Recorder:
     """Records one step, of which nothing moves but what the step itself moves."""
 
-    def __init__(self, waited: Waited) -> None:
+    def __init__(self, waited: Waited, settle: Callable[[], None]) -> None:
         self.layers: list[Record] = []
         self.is_complete = False  # backward has been through the first layer
         self.fixed_ns = 0  # outside of layers
         self._waited = waited
+        self._settle = settle  # until the device has done what was queued
         self._started = time.perf_counter_ns()
         self._forward = 0
         self._backward: tuple[int, int, float] | None = None  # which layer, since when, waited by then
@@ -65,6 +66,7 @@ class Recorder:
         before = self.layers[-1].output if self.layers else 0
         record.reads = before if before in record.inputs else 0
         self.layers.append(record)
+        self._settle()
         self._forward = time.perf_counter_ns()
 
     def saves(self, tensor: torch.Tensor) -> None:
@@ -77,6 +79,7 @@ class Recorder:
 
     def leave(self, output: object) -> None:
         record = self.layers[-1]
+        self._settle()
         record.forward_ns = time.perf_counter_ns() - self._forward
         tensor = next(tensors(output), None)
         if tensor is not None and tensor.requires_grad:
@@ -99,6 +102,7 @@ class Recorder:
         self.fixed_ns = max(0, time.perf_counter_ns() - self._started - inside - int(self._waited() * 1e6))
 
     def _ends(self) -> None:
+        self._settle()
         if self._backward is not None:
             layer, since, waited = self._backward
             took = time.perf_counter_ns() - since - int((self._waited() - waited) * 1e6)
