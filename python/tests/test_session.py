@@ -301,15 +301,20 @@ model = Chain(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)))
 with ebbtide.torch.session(model) as s:
     for _ in range(2):
         with s.step():
-            head(model(torch.randn(600, 64))).logsumexp(-1).sum().backward()
+            hidden = model(torch.randn(600, 64))
+            if INSIDE:
+                head(hidden).logsumexp(-1).sum().backward()
+        if not INSIDE:
+            head(hidden).logsumexp(-1).sum().backward()
     print(s.report())
 """
 
 
-def test_c18_the_report_says_where_memory_was_highest() -> None:
+@pytest.mark.parametrize("inside", [True, False], ids=["backward in the step", "after it"])
+def test_c18_the_report_says_where_memory_was_highest(inside: bool) -> None:
     """In a process of its own: the kernel's figure of the peak is that of the whole life of a process."""
     report = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", HEAD_IS_THE_PEAK],
+        [sys.executable, "-W", "ignore", "-c", f"INSIDE = {inside}\n{HEAD_IS_THE_PEAK}"],
         capture_output=True,
         text=True,
         timeout=120,

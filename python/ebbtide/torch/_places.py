@@ -80,7 +80,8 @@ class Places:
 
     `mark(place)` says that `place` begins. `peak` is the highest figure, `peak_place` the part that reached
     it, and `seen[place]` the most that was in use at the beginning or end of a part: a lower bound of what it
-    needed. What comes between two layers counts as `BETWEEN`, which is known only when the second one begins.
+    needed. What comes between two layers counts as `BETWEEN`, which is known only when the second one begins; so
+    does what comes between a step and a backward after it count as `HEAD`.
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -93,6 +94,8 @@ class Places:
     def mark(self, place: str) -> None:
         now, peak = self.meter.read()
         ended = BETWEEN if self._place == HEAD and place == LAYERS else self._place
+        if ended == OUTSIDE and place == BACKWARD:
+            ended = HEAD  # a backward after the step: what ran since is the loss, and the backward of the head
         if peak > self.peak:
             self.peak, self.peak_place = peak, ended
         for part in (ended, place):
