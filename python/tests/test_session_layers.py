@@ -158,7 +158,13 @@ NO_EFFECT: list[tuple[str, dict[str, Any], str]] = [
     ("no text", {"policy": 3}, "3 is no policy"),
     ("include", {"include": "bloks.0"}, "did you mean blocks.0"),
     ("exclude", {"exclude": ["blocks.0", "blocks.7"]}, "'blocks.7' of exclude matches none"),
-    ("all but the last excluded", {"exclude": "blocks.[012]"}, "no effect"),
+    ("all but the last excluded", {"exclude": "blocks.[012]"}, "include= and exclude= leave out all"),
+    ("only the last included", {"include": "blocks.3"}, "include= and exclude= leave out all"),
+    (
+        "all that a policy names excluded",
+        {"policy": {"blocks.0": "swap"}, "exclude": "blocks.0"},
+        "leave out all that it names, blocks.0",
+    ),
     ("empty include", {"include": []}, "is empty"),
     ("a size as include", {"include": 4096}, "min_bytes="),
     (

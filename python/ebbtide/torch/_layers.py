@@ -68,6 +68,7 @@ def plan(
     chosen = set(select(names, include, "include")) if include else set(names)
     chosen -= set(select(names, exclude, "exclude"))
     planned = [Layer(n, known[n], words[n] if n in chosen else "keep") for n in names]
+    _refuse_all_left_out(planned, words)
     _refuse_no_effect(planned, policy)
     return planned
 
@@ -208,6 +209,16 @@ def _words_by_pattern(names: Sequence[str], policy: Mapping[str, Word]) -> dict[
         for name in select(names, [pattern], "policy"):
             words[name] = check_word(word)
     return words
+
+
+def _refuse_all_left_out(planned: Sequence[Layer], words: Mapping[str, Word]) -> None:
+    """What include and exclude leave of a policy must not be nothing."""
+    wanted = [name for name, word in words.items() if word != "keep"]
+    if wanted and all(layer.word == "keep" for layer in planned):
+        raise SettingError(
+            f"the policy would have no effect: include= and exclude= leave out all that it names, {_some(wanted)}",
+            'leave out less, or say policy="keep"',
+        )
 
 
 def _refuse_no_effect(planned: Sequence[Layer], policy: Policy) -> None:
