@@ -155,6 +155,7 @@ NO_EFFECT: list[tuple[str, dict[str, Any], str]] = [
     ("word", {"policy": "swop"}, "did you mean 'swap'"),
     ("word of a pattern", {"policy": {"blocks.0": "off"}}, "'off' is no policy"),
     ("pattern of a policy", {"policy": {0: "swap"}}, "is no pattern"),
+    ("pattern that a later one covers", {"policy": {"blocks.0": "keep", "blocks.*": "swap"}}, "decides nothing"),
     ("no text", {"policy": 3}, "3 is no policy"),
     ("include", {"include": "bloks.0"}, "did you mean blocks.0"),
     ("exclude", {"exclude": ["blocks.0", "blocks.7"]}, "'blocks.7' of exclude matches none"),

@@ -203,11 +203,18 @@ def _words_by_pattern(names: Sequence[str], policy: Mapping[str, Word]) -> dict[
     if not policy:
         raise SettingError("policy={} decides nothing", 'say policy="swap", or {pattern: word}')
     words: dict[str, Word] = dict.fromkeys(names, "keep")
+    decided_by: dict[str, str] = {}
     for pattern, word in policy.items():
         if not isinstance(pattern, str):
             raise SettingError(f"{pattern!r} is no pattern", "the keys of a policy are texts such as 'blocks.*'")
         for name in select(names, [pattern], "policy"):
-            words[name] = check_word(word)
+            words[name], decided_by[name] = check_word(word), pattern
+    for pattern in policy:
+        if pattern not in decided_by.values():
+            raise SettingError(
+                f"the pattern {pattern!r} of policy decides nothing: the ones after it match all that it matches",
+                "the last pattern that matches a layer decides, so put the special ones last",
+            )
     return words
 
 
