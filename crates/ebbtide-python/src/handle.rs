@@ -129,9 +129,15 @@ fn bring<'py>(
     let start = claim.held.range().start;
     let name =
         || inner.groups.get(&claim.group).map_or_else(|| "a layer".into(), |g| g.name.clone());
-    let name =
-        if matches!(found, Found::Ram(..) | Found::Torch(_)) { String::new() } else { name() };
+    let home = matches!(found, Found::Ram(..) | Found::Torch(_));
+    let shown = if home { claim.held.shown(py, number, &view.reach())? } else { Ok(None) };
+    let name = if home && shown.is_ok() { String::new() } else { name() };
     drop(inner);
+    match shown {
+        Ok(None) => {}
+        Ok(Some(tensor)) => return Ok(tensor.into_bound(py)),
+        Err((was, now)) => return Err(changed(view.sizes(), &name, was, now)),
+    }
     let torch = Torch::get(py)?;
     match found {
         Found::Alias(alias) => {
@@ -139,11 +145,18 @@ fn bring<'py>(
             unchanged(&alias, version, || name)?;
             Ok(alias)
         }
-        Found::Ram(buffer, at) => view.over_buffer(py, torch, &buffer, at + (view.data - start)),
+        Found::Ram(buffer, at) => {
+            let tensor = view.over_buffer(py, torch, &buffer, at + (view.data - start))?;
+            claim.held.show(number, view.reach(), &tensor)?;
+            Ok(tensor)
+        }
         Found::Torch(bytes) => {
             let bytes = bytes.bind(py);
             let first: u64 = bytes.call_method0(intern!(py, "storage_offset"))?.extract()?;
-            view.in_storage(torch, &storage_of(bytes)?, first + (view.data - start) as u64)
+            let storage = storage_of(bytes)?;
+            let tensor = view.in_storage(torch, &storage, first + (view.data - start) as u64)?;
+            claim.held.show(number, view.reach(), &tensor)?;
+            Ok(tensor)
         }
         Found::Changed { was, now } => Err(changed(view.sizes(), &name, was, now)),
         Found::Away | Found::Gone => Err(exception(

@@ -18,7 +18,8 @@
 //! | `Gone` | none | nobody: its step was given up |
 //!
 //! A span whose tensor was changed before its copy was complete travels on, but every read is an error: the
-//! copy may be torn. A span grows only while its group is open, under the hub's lock. Contents change under the hub's lock
+//! copy may be torn. So is a read of one that came back and was changed through a tensor handed out before: the
+//! span keeps what it handed out, of which autograd therefore makes no gradient in place, either. A span grows only while its group is open, under the hub's lock. Contents change under the hub's lock
 //! and with the GIL; the lock in here is for readers that have only the GIL, and is never held while
 //! Python runs.
 
@@ -66,13 +67,27 @@ struct Span {
     range: Range<usize>,
     /// The version whose bytes these are.
     version: u64,
-    /// A later version was met when the copy was complete: it may be torn. Was, is.
-    changed: Option<(u64, u64)>,
+    /// A later version was met when the copy was complete: it may be torn.
+    changed: Option<Versions>,
     content: Content,
     /// A weak reference, so that the storage object's address is not used again.
     weak: Option<usize>,
     /// While it is away, if what it comes home to is from a shelf.
     awaited: Option<Awaited>,
+    /// Tensors over the memory that it came home to. Each counts its changes by itself.
+    shown: Vec<Shown>,
+}
+
+/// Of a tensor that was changed: what its version was, and what it is.
+type Versions = (u64, u64);
+
+/// What was handed out for the alias of a number.
+struct Shown {
+    number: usize,
+    /// The bytes that it reaches, by the addresses of the saved tensor.
+    reach: Range<usize>,
+    tensor: Py<PyAny>,
+    version: u64,
 }
 
 /// A storage that is emptied and restored.
@@ -137,6 +152,7 @@ impl Held {
             content,
             weak: None,
             awaited: None,
+            shown: Vec::new(),
         }));
         let (sizes, element) = (view.sizes().into(), view.element());
         Self {
@@ -264,6 +280,49 @@ impl Held {
             Content::Torch(bytes) => Found::Torch(bytes.clone_ref(py)),
             Content::Gone => Found::Gone,
         }
+    }
+
+    /// What was handed out for an alias, which reaches these bytes, since the span came home. `Err` with the
+    /// versions if a tensor over some of them was changed since it was handed out.
+    ///
+    /// # Errors
+    /// Torch refuses.
+    pub(crate) fn shown(
+        &self,
+        py: Python<'_>,
+        number: usize,
+        reach: &Range<usize>,
+    ) -> PyResult<Result<Option<Py<PyAny>>, Versions>> {
+        let Some(span) = self.lock() else { return Ok(Ok(None)) };
+        let mut found = None;
+        let meets = |other: &Range<usize>| reach.start < other.end && other.start < reach.end;
+        for shown in span.shown.iter().filter(|shown| meets(&shown.reach)) {
+            let now = version_of(shown.tensor.bind(py))?;
+            if now != shown.version {
+                return Ok(Err((shown.version, now)));
+            }
+            if shown.number == number {
+                found = Some(shown.tensor.clone_ref(py));
+            }
+        }
+        Ok(Ok(found))
+    }
+
+    /// A tensor over the memory that the span came home to is handed out for an alias.
+    ///
+    /// # Errors
+    /// Torch refuses.
+    pub(crate) fn show(
+        &self,
+        number: usize,
+        reach: Range<usize>,
+        tensor: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let version = version_of(tensor)?;
+        if let Some(mut span) = self.lock() {
+            span.shown.push(Shown { number, reach, tensor: tensor.clone().unbind(), version });
+        }
+        Ok(())
     }
 
     /// A tensor that shares a span's memory, while one does.
