@@ -304,6 +304,11 @@ class Hub:
         """
         What `mark_begin` gave this number ends now. Does nothing the second time, nor for 0.
         """
+    def mark_give_up(self, /, number: int) -> None:
+        """
+        What `mark_begin` gave this number was given up, nobody knows when: it is not shown. Does nothing the
+        second time, nor for 0.
+        """
     def open(self, /, name: str, pass_: int) -> Group:
         """
         Opens a group for one layer in one pass. The same name may have any number of groups.

@@ -385,6 +385,29 @@ def test_timeline(tmp_path: Path) -> None:
             s.timeline(3)  # type: ignore[arg-type]
 
 
+def test_a_backward_that_failed_is_not_drawn_over_the_next_step(tmp_path: Path) -> None:
+    model, failing = gpt(), [True]
+
+    def fail(_: torch.Tensor) -> None:
+        if failing[0]:
+            raise ValueError("planned")
+
+    handle = next(model.blocks[1].parameters()).register_hook(fail)
+    with ebbtide.torch.session(model, timeline=True) as s:
+        with pytest.raises(ValueError, match="planned"):
+            stepped(s, model)
+        failing[0] = False
+        stepped(s, model)
+        s.timeline(tmp_path / "t.json")
+    handle.remove()
+    entries = json.loads((tmp_path / "t.json").read_text())
+    spans = [entry for entry in entries if entry["ph"] == "X" and "ward blocks" in entry["name"]]
+    second = max(entry["ts"] for entry in spans if entry["name"] == "forward blocks.0")
+    crossing = [entry["name"] for entry in spans if entry["ts"] < second < entry["ts"] + entry["dur"]]
+    assert not crossing
+    assert len([entry for entry in spans if entry["name"] == "backward blocks.1"]) == 1
+
+
 def test_repr_and_report_are_readable() -> None:
     model = gpt()
     with ebbtide.torch.session(model) as s:

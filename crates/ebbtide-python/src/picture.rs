@@ -2,7 +2,7 @@
 //!
 //! | row | what | told by |
 //! | --- | --- | --- |
-//! | compute | what the front end marks: forward and backward of layers | [`Picture::begin`], [`Picture::end`] |
+//! | compute | what the front end marks: forward and backward of layers | [`Picture::begin`], [`Picture::end`], [`Picture::give_up`] |
 //! | waits | the training thread waits for copies | the hub |
 //! | offload, load | copies of the file tier's workers | the engine's events |
 //! | live bytes, bytes away | saved tensors on the device, and in the tier | the hub, after each wait |
@@ -82,6 +82,12 @@ impl Picture {
         if let Some((name, started)) = ended {
             self.0.timeline.span(Row::Compute, name, started);
         }
+    }
+
+    /// It was given up: nothing is drawn of it.
+    pub(crate) fn give_up(&self, number: u64) {
+        let begun = lock(&self.0.begun).open.remove(&number);
+        drop(begun);
     }
 
     /// The training thread waited for copies until now.

@@ -173,6 +173,15 @@ impl Hub {
         }
     }
 
+    /// What `mark_begin` gave this number was given up, nobody knows when: it is not shown. Does nothing the
+    /// second time, nor for 0.
+    #[pyo3(signature = (number: "int"))]
+    fn mark_give_up(&self, number: u64) {
+        if let Some(picture) = &self.0.picture {
+            picture.give_up(number);
+        }
+    }
+
     /// Writes what ran when, as JSON for the trace viewers of Perfetto and Chrome: what was marked, waits,
     /// copies of the file tier, and how many bytes were on the device and away. The file is replaced as a
     /// whole. Returns the number of events.

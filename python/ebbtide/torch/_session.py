@@ -255,6 +255,8 @@ class Session:
         model = self._check_usable("a step")
         self._steps += 1
         self._running = step
+        if not in_backward():
+            self._backward.give_up()
         self._places.mark(_places.BETWEEN)
         return self._steps, [*model.parameters(), *model.buffers()]
 

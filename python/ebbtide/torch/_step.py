@@ -206,6 +206,7 @@ class Step:
         left, self._calls = self._calls[::-1], []
         for call in left:
             call.close()
+            self._session._source.hub.mark_give_up(call.mark)
         return left
 
     def _settle(self, left: list[_Call]) -> None:
@@ -244,19 +245,25 @@ class BackwardRow:
     """Marks in a session's timeline which layer's backward runs.
 
     A layer's backward begins when the gradient of its output is there, and ends where the next one's begins or
-    the whole backward ends. Called by autograd's threads, one at a time.
+    the whole backward ends. Called by autograd's threads, one at a time; `give_up` by the session's thread, while no
+    backward of it runs.
     """
 
     def __init__(self, hub: _native.Hub) -> None:
         self._hub = hub
         self._mark = 0
-        self._task = -1  # autograd's number of the backward; one that failed has left its mark open
+        self._task = -1  # autograd's number of the backward
 
     def reaches(self, name: str) -> None:
         self._hub.mark_end(self._mark)
         self._mark = self._hub.mark_begin(f"backward {name}")  # 0 without a timeline
         if self._mark:
             self._task = at_end(self._task, self._over)
+
+    def give_up(self) -> None:
+        """A backward that failed has left its mark open, and doesn't tell when that was."""
+        self._hub.mark_give_up(self._mark)
+        self._mark = 0
 
     def _over(self) -> None:
         self._hub.mark_end(self._mark)
