@@ -25,11 +25,13 @@ use std::time::Instant;
 
 use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId};
+use ebbtide_core::{Op, Phase};
 use ebbtide_store::Row;
 
 use crate::error::{Error, Kind};
 use crate::graph::{Visit, VisitKind};
 use crate::guard::{Given, deliver};
+use crate::run::Run;
 use crate::segment::{Loans, Saved, Segment};
 use crate::step::Step;
 
@@ -66,9 +68,13 @@ impl Step<'_> {
             output.cell.set_open(true);
         }
         let result = self.run_all(loss);
-        match &result {
-            Ok(_) => self.swap.inner().engine.finish_backward(),
-            Err(_) => self.swap.inner().engine.abandon_backward(),
+        {
+            let inner = &mut *self.swap.inner();
+            match &result {
+                Ok(_) => inner.engine.finish_backward(),
+                Err(_) => inner.engine.abandon_backward(),
+            }
+            self.run.finish(inner, result.is_ok(), self.compute);
         }
         self.release();
         result
@@ -143,32 +149,58 @@ impl Step<'_> {
             Some((position, sums.remove(&segment.outputs[position].outer)?))
         });
         let given: Vec<(usize, Tensor)> = given.collect();
-        if !given.is_empty() {
+        let ran = !given.is_empty();
+        if ran {
             let loans = self.bring_home(index)?;
             let started = Instant::now();
             let segment = &self.segments[index];
             let found = segment.backward(&given, sums);
             drop((loans, given));
             sums.extend(found.map_err(Error::in_layer(&segment.name))?);
+            self.compute += started.elapsed();
             let name = &segment.name;
             self.swap.inner().span(Row::Compute, || format!("{name} backward"), started);
         }
-        // From here on nothing of this layer is needed: neither its bytes nor its border.
+        self.close_segment(index, ran)
+    }
+
+    /// From here on nothing of this layer is needed: neither its bytes nor its border.
+    fn close_segment(&mut self, index: usize, ran: bool) -> Result<(), Error> {
         let segment = &mut self.segments[index];
         segment.drop_graph();
         segment.close();
-        self.swap.inner().engine.close(segment.group);
-        Ok(())
+        let inner = &mut *self.swap.inner();
+        inner.engine.close(segment.group);
+        if let Some(recorder) = self.run.recorder().filter(|_| ran) {
+            recorder.backward_done(index);
+        }
+        if let Some(traffic) = self.run.traffic() {
+            traffic.close(inner, index);
+        }
+        match index.checked_sub(1) {
+            Some(next) => self.run.before_backward(inner, next),
+            None => Ok(()),
+        }
     }
 
     /// Makes the inner graph of a segment whole, and starts bringing the next ones home.
     fn bring_home(&mut self, index: usize) -> Result<Loans, Error> {
         let segment = &mut self.segments[index];
         let mut inner = self.swap.inner();
+        if let Some(recorder) = self.run.recorder() {
+            recorder.before_backward(index);
+        }
         let started = Instant::now();
         inner.engine.need(segment.group)?;
-        inner.wait_span("wait for load", started);
-        inner.engine.prefetch(segment.group);
+        inner.waited("wait for load", started);
+        match &mut self.run {
+            Run::Policies => inner.engine.prefetch(segment.group),
+            Run::Trace(recorder) => {
+                recorder.aside(started);
+                recorder.backward();
+            }
+            Run::Plan(traffic) => traffic.come_home(&mut inner, index)?,
+        }
         drop(inner); // The closure of a recomputed layer may ask for a report.
         let Saved::Recompute { signature, hash } = &segment.saved else {
             return segment.lend_for_backward().map_err(Error::in_layer(&segment.name));
@@ -176,9 +208,13 @@ impl Step<'_> {
         let (signature, hash) = (signature.clone(), *hash);
         let started = Instant::now();
         let (graph, loans) = segment.recompute(&signature, hash)?;
+        self.compute += started.elapsed();
         let mut inner = self.swap.inner();
         inner.recomputed(&segment.name, started);
-        inner.save(segment.group, &graph.owned, &segment.dead, &[], false)?;
+        inner.save(&graph.owned, &segment.dead, &[], |_| None)?;
+        if let Some(traffic) = self.run.traffic() {
+            traffic.reach(&mut inner, Op::new(Phase::Backward, index))?;
+        }
         Ok(loans)
     }
 }

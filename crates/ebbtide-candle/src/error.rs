@@ -26,6 +26,10 @@ pub(crate) enum Kind {
     NoOutput { layer: String },
     PutAside { layer: String },
     Device { layer: String, device: String },
+    Trace(ebbtide_plan::TraceError),
+    NoPlan { message: String, hint: String },
+    Misfit(ebbtide_plan::Misfit),
+    NotTraced,
 }
 
 impl Error {
@@ -73,6 +77,10 @@ impl Error {
             Kind::NoOutput { .. } => "return at least one tensor from the closure",
             Kind::PutAside { .. } => "return it as an output of the layer",
             Kind::Device { .. } => "move the model to the CPU",
+            Kind::Trace(error) => error.hint(),
+            Kind::NoPlan { hint, .. } => hint,
+            Kind::Misfit(error) => error.hint(),
+            Kind::NotTraced => "run a step after `Swap::start_tracing` first",
         })
     }
 
@@ -80,7 +88,7 @@ impl Error {
     pub fn is_setting(&self) -> bool {
         match &*self.0 {
             Kind::Engine(error) => error.is_setting(),
-            Kind::Setting { .. } | Kind::Tier(_) => true,
+            Kind::Setting { .. } | Kind::Tier(_) | Kind::NoPlan { .. } | Kind::Misfit(_) => true,
             _ => false,
         }
     }
@@ -88,6 +96,11 @@ impl Error {
     /// Recompute was refused since the layer draws random numbers or changed in between.
     pub fn is_recompute_refused(&self) -> bool {
         matches!(&*self.0, Kind::Random { .. } | Kind::RecomputeDiffers { .. })
+    }
+
+    /// No plan fits the budget.
+    pub fn is_no_plan(&self) -> bool {
+        matches!(&*self.0, Kind::NoPlan { .. })
     }
 
     /// A copy to or from the tier failed.
@@ -133,6 +146,10 @@ impl fmt::Display for Error {
             Kind::Device { layer, device } => {
                 write!(f, "layer `{layer}` got a tensor on {device}; only CPU tensors are swapped")
             }
+            Kind::Trace(error) => error.fmt(f),
+            Kind::NoPlan { message, .. } => f.write_str(message),
+            Kind::Misfit(error) => error.fmt(f),
+            Kind::NotTraced => f.write_str("no step of this model has been traced yet"),
         }
     }
 }
@@ -149,6 +166,7 @@ impl std::error::Error for Error {
             Kind::Candle { source, .. } => Some(source),
             Kind::Engine(error) => std::error::Error::source(error),
             Kind::Tier(error) => std::error::Error::source(error),
+            Kind::Trace(error) => std::error::Error::source(error),
             _ => None,
         }
     }

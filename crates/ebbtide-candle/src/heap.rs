@@ -60,6 +60,8 @@ const PAGE: usize = 4096;
 pub struct Heap {
     live: AtomicU64,
     peak: AtomicU64,
+    /// A second peak: whoever measures parts of a run does not disturb who measures all of it.
+    lap: AtomicU64,
     books: Mutex<Books>,
 }
 
@@ -152,7 +154,12 @@ impl Heap {
             used_bytes: 0,
             most_used_bytes: 0,
         };
-        Self { live: AtomicU64::new(0), peak: AtomicU64::new(0), books: Mutex::new(books) }
+        Self {
+            live: AtomicU64::new(0),
+            peak: AtomicU64::new(0),
+            lap: AtomicU64::new(0),
+            books: Mutex::new(books),
+        }
     }
 
     /// Bytes allocated now.
@@ -170,9 +177,25 @@ impl Heap {
         self.peak.store(self.live_bytes(), Ordering::Relaxed);
     }
 
+    /// Ends a lap and begins the next: the most bytes allocated at one time since the last call.
+    ///
+    /// ```
+    /// # use ebbtide_candle::Heap;
+    /// # #[global_allocator]
+    /// # static HEAP: Heap = Heap::new();
+    /// HEAP.lap();
+    /// drop(vec![0u8; 1 << 20]);
+    /// assert!(HEAP.lap() >= 1 << 20);
+    /// assert!(HEAP.lap() <= HEAP.peak_bytes());
+    /// ```
+    pub fn lap(&self) -> u64 {
+        self.lap.swap(self.live_bytes(), Ordering::Relaxed)
+    }
+
     fn add(&self, bytes: usize) {
         let live = self.live.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         self.peak.fetch_max(live, Ordering::Relaxed);
+        self.lap.fetch_max(live, Ordering::Relaxed);
     }
 
     fn sub(&self, bytes: usize) {

@@ -71,21 +71,34 @@
 //!   [`Step`].
 #![warn(missing_docs)]
 
+mod ahead;
+mod auto;
 mod backward;
 mod error;
 mod exchange;
 mod graph;
 mod guard;
 mod heap;
+mod link;
+mod overlap;
+mod planned;
 mod probe;
+mod record;
+mod run;
 mod segment;
 mod step;
 mod swap;
+mod tracing;
+mod traffic;
 
 pub use ebbtide_core::{LayerId, Policies, Policy};
+pub use ebbtide_plan::Trace;
 pub use ebbtide_store::Timeline;
+pub use auto::{Auto, Memory, Outcome, Settled};
 pub use error::Error;
 pub use heap::Heap;
+pub use overlap::LinkTime;
+pub use run::StepTimes;
 pub use step::Step;
 pub use swap::{Report, Swap, SwapBuilder, Tier};
 

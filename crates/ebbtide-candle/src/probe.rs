@@ -13,14 +13,17 @@
 //! A layer that is to be recomputed is also run again on the same few samples, at least twice, to see
 //! whether it draws random numbers.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use candle_core::{DType, Tensor, Var};
+use xxhash_rust::xxh3::Xxh3;
 
 use crate::error::Error;
 use crate::exchange::{bytes_of, exchange, take};
-use crate::graph::{Graph, Input, InputRole, Scope, Signature, serial, trace};
+use crate::graph::{Graph, Input, InputRole, Owned, Scope, Signature, serial, trace};
 use crate::guard::{Given, deliver};
+use crate::segment::fingerprint;
 
 /// A layer's computation.
 pub(crate) type Function<'a> = dyn Fn(&[Tensor]) -> candle_core::Result<Vec<Tensor>> + 'a;
@@ -88,41 +91,67 @@ pub(crate) fn probe(
     budget: &mut Budget,
 ) -> Result<Form, Error> {
     let start = Instant::now();
-    let mut form = Form::all_alive(real);
     if budget.is_spent() {
-        return Ok(form);
+        return Ok(Form::all_alive(real));
     }
-    let Some((trial, batch)) = small_trial(function, scope, &real.signature, 1)? else {
-        return Ok(form);
-    };
-    for guess in known {
-        // That the gradients are the same with these poisoned has been seen before; what matters is
-        // that no operation of this layer reads one.
-        if trial.poisoned_backward(&guess.dead)?.is_some() {
-            return Ok(guess.clone());
+    match small_trial(function, scope, &real.signature, 1)? {
+        Some((trial, batch)) => trial.examine(batch, &real.owned, known, budget, start),
+        None => Ok(Form::all_alive(real)),
+    }
+}
+
+/// The same for a layer that has not run yet: a small run takes the place of the real one. `None`
+/// if there is no small run; then the real one has to be looked at.
+pub(crate) fn probe_ahead(
+    function: &Function<'_>,
+    scope: &Scope<'_>,
+    known: impl Fn(&Signature) -> Vec<Form>,
+    budget: &mut Budget,
+) -> Result<Option<Form>, Error> {
+    let start = Instant::now();
+    let batch = batch_of(scope);
+    // What a closure says of a batch that it was not made for is no error of the step.
+    let Ok(trial) = Trial::run(function, scope, batch, 0..1) else { return Ok(None) };
+    if budget.is_spent() {
+        return Ok(Some(Form::all_alive(&trial.graph)));
+    }
+    let known = known(&trial.graph.signature);
+    trial.examine(batch, &trial.graph.owned, &known, budget, start).map(Some)
+}
+
+/// Whether a layer that has not run yet computes the same twice, a part of the samples at a time and
+/// never two runs beside each other.
+pub(crate) fn repeats_ahead(
+    function: &Function<'_>,
+    scope: &Scope<'_>,
+    form: &Form,
+) -> Result<bool, Error> {
+    let batch = batch_of(scope);
+    let samples = batch.min(SAMPLES);
+    let part = (samples / 4).max(1);
+    for from in (0..samples).step_by(part) {
+        let range = from..(from + part).min(samples);
+        let run = || Trial::run(function, scope, batch, range.clone());
+        let Ok(first) = run() else { return Ok(false) };
+        let small = first.graph.owned.iter().map(|owned| owned.bytes).sum::<u64>() < CHEAP;
+        let first = first.digest(form)?;
+        for _ in 0..if small { ROUNDS } else { 1 } {
+            if run()?.digest(form)? != first {
+                return Ok(false);
+            }
         }
     }
-    let Ok(baseline) = trial.backward() else { return Ok(form) };
-    let once = start.elapsed();
-    let samples = u32::try_from(batch * budget.layers).unwrap_or(u32::MAX);
-    let step = once.saturating_mul(samples);
-    budget.step = budget.step.max(step);
-    let mut by_size: Vec<usize> = (0..real.owned.len()).collect();
-    by_size.sort_by_key(|&i| std::cmp::Reverse(real.owned[i].bytes));
-    let largest = by_size.first().map_or(0, |&i| real.owned[i].bytes);
-    for index in by_size {
-        let small = real.owned[index].bytes.saturating_mul(TOO_SMALL) < largest;
-        if small || !budget.allows(step, once, start.elapsed()) {
-            break; // What was not tried counts as alive.
-        }
-        let mut alone = vec![false; real.owned.len()];
-        alone[index] = true;
-        form.dead[index] = trial.is_dead(&alone, &baseline)?;
-    }
-    if !trial.is_dead(&form.dead, &baseline)? {
-        form.dead.fill(false);
-    }
-    Ok(form)
+    Ok(true)
+}
+
+/// Samples that a layer is repeated on, and how often where a run has few bytes: few random numbers
+/// (one for each sample, say) may be the same twice by chance.
+const SAMPLES: usize = 8;
+const CHEAP: u64 = 1 << 20;
+const ROUNDS: usize = 32;
+
+fn batch_of(scope: &Scope<'_>) -> usize {
+    scope.inputs.iter().find_map(|i| i.leaf.dims().first().copied()).unwrap_or(1)
 }
 
 /// Whether the layer computes the same twice. One whose form changes from run to run does not.
@@ -134,13 +163,12 @@ pub(crate) fn is_repeatable(
     scope: &Scope<'_>,
     real: &Graph,
 ) -> Result<bool, Error> {
-    // Several samples and, where that is cheap, many rounds: few random numbers (one for each sample,
-    // say) may be the same twice by chance.
-    let Some((trial, _)) = small_trial(function, scope, &real.signature, 8)? else {
+    // Several samples and, where that is cheap, many rounds.
+    let Some((trial, _)) = small_trial(function, scope, &real.signature, SAMPLES)? else {
         return Ok(false);
     };
     let bytes: u64 = trial.graph.owned.iter().map(|owned| owned.bytes).sum();
-    let rounds = if bytes < 1 << 20 { 32 } else { 1 };
+    let rounds = if bytes < CHEAP { ROUNDS } else { 1 };
     for _ in 0..rounds {
         if !trial.repeats(function, scope)? {
             return Ok(false);
@@ -157,13 +185,13 @@ fn small_trial(
     wanted: &Signature,
     smallest: usize,
 ) -> Result<Option<(Trial, usize)>, Error> {
-    let batch = scope.inputs.iter().find_map(|i| i.leaf.dims().first().copied()).unwrap_or(1);
+    let batch = batch_of(scope);
     for size in [smallest, 2 * smallest, batch] {
         if size > batch {
             continue;
         }
         // A closure may have the batch size built in; then a smaller one fails and the next is tried.
-        match Trial::run(function, scope, batch, size) {
+        match Trial::run(function, scope, batch, 0..size) {
             Ok(trial) if trial.graph.signature == *wanted => {
                 return Ok(Some((trial, batch.div_ceil(size.max(1)))));
             }
@@ -179,11 +207,12 @@ impl Trial {
         function: &Function<'_>,
         scope: &Scope<'_>,
         batch: usize,
-        size: usize,
+        samples: Range<usize>,
     ) -> Result<Self, Error> {
         let inputs = small_inputs(scope.inputs, |leaf| {
             let has_batch = leaf.dims().first() == Some(&batch);
-            if has_batch && size < batch { leaf.narrow(0, 0, size) } else { Ok(leaf.clone()) }
+            let cut = has_batch && samples.len() < batch;
+            if cut { leaf.narrow(0, samples.start, samples.len()) } else { Ok(leaf.clone()) }
         });
         Self::run_on(function, scope, inputs.map_err(Error::in_layer(scope.layer))?)
     }
@@ -203,6 +232,62 @@ impl Trial {
         let scope = Scope { inputs: &inputs, before, ..*scope };
         let graph = trace(&outputs, &scope)?;
         Ok(Self { layer: scope.layer.to_string(), outputs, graph, inputs })
+    }
+
+    /// Finds out what is dead, where the whole batch has `batch` times as many samples, and storages
+    /// of these sizes.
+    fn examine(
+        &self,
+        batch: usize,
+        sizes: &[Owned],
+        known: &[Form],
+        budget: &mut Budget,
+        start: Instant,
+    ) -> Result<Form, Error> {
+        let mut form = Form::all_alive(&self.graph);
+        for guess in known {
+            // That the gradients are the same with these poisoned has been seen before; what matters
+            // is that no operation of this layer reads one.
+            if self.poisoned_backward(&guess.dead)?.is_some() {
+                return Ok(guess.clone());
+            }
+        }
+        let Ok(baseline) = self.backward() else { return Ok(form) };
+        let once = start.elapsed();
+        let samples = u32::try_from(batch * budget.layers).unwrap_or(u32::MAX);
+        let step = once.saturating_mul(samples);
+        budget.step = budget.step.max(step);
+        let mut by_size: Vec<usize> = (0..sizes.len()).collect();
+        by_size.sort_by_key(|&i| std::cmp::Reverse(sizes[i].bytes));
+        let largest = by_size.first().map_or(0, |&i| sizes[i].bytes);
+        for index in by_size {
+            let small = sizes[index].bytes.saturating_mul(TOO_SMALL) < largest;
+            if small || !budget.allows(step, once, start.elapsed()) {
+                break; // What was not tried counts as alive.
+            }
+            let mut alone = vec![false; sizes.len()];
+            alone[index] = true;
+            form.dead[index] = self.is_dead(&alone, &baseline)?;
+        }
+        if !self.is_dead(&form.dead, &baseline)? {
+            form.dead.fill(false);
+        }
+        Ok(form)
+    }
+
+    /// Fingerprints of what the run computed, and of its gradients if there are any. What is known
+    /// to be dead goes before backward, as it does in a step.
+    fn digest(self, form: &Form) -> Result<(Signature, u128, Option<u128>), Error> {
+        let values = fingerprint(&self.graph);
+        if self.graph.signature == form.signature {
+            let dead = self.graph.owned.iter().zip(&form.dead).filter(|(_, dead)| **dead);
+            for (owned, _) in dead {
+                drop(take(&owned.handle).map_err(Error::in_layer(&self.layer))?);
+            }
+        }
+        // No backward, no gradient that could differ; the real one will say what is wrong.
+        let gradients = self.backward().ok().map(|gradients| hash_all(&gradients));
+        Ok((self.graph.signature, values, gradients))
     }
 
     /// The gradients of everything that gets one, in a fixed order.
@@ -295,6 +380,18 @@ fn uneven(output: &Tensor) -> candle_core::Result<Tensor> {
     let ramp =
         Tensor::arange(1u32, count.saturating_add(1), output.device())?.to_dtype(DType::F32)?;
     ramp.sin()?.reshape(output.shape())?.to_dtype(output.dtype())
+}
+
+fn hash_all(tensors: &[Tensor]) -> u128 {
+    let mut hash = Xxh3::new();
+    for tensor in tensors {
+        let Ok(tensor) = tensor.contiguous() else { continue };
+        let (storage, _) = tensor.storage_and_layout();
+        if let candle_core::Storage::Cpu(cpu) = &*storage {
+            hash.update(bytes_of(cpu).unwrap_or_default());
+        }
+    }
+    hash.digest128()
 }
 
 fn same(a: &[Tensor], b: &[Tensor]) -> bool {

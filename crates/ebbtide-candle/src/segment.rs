@@ -95,7 +95,7 @@ pub(crate) fn run(
     Ok((Ran { inputs, outputs, graph }, loans))
 }
 
-fn lend_inputs(outer: &[&Tensor]) -> candle_core::Result<(Vec<Input>, Loans)> {
+pub(crate) fn lend_inputs(outer: &[&Tensor]) -> candle_core::Result<(Vec<Input>, Loans)> {
     let (mut inputs, mut loans, mut lent) = (Vec::<Input>::new(), Vec::new(), Vec::new());
     for &outer in outer {
         let same = |input: &Input| input.outer.id() == outer.id();

@@ -1,16 +1,19 @@
 //! One training step: the layers run so far, in order.
 
 use std::collections::HashMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use candle_core::{Tensor, TensorId, Var};
-use ebbtide_core::{GroupId, Pass, Policy};
+use ebbtide_core::{GroupId, LayerId, Pass, Policy};
 use ebbtide_store::Row;
 
 use crate::error::{Error, Kind};
 use crate::graph::{InputRole, Scope};
-use crate::probe::{Form, is_repeatable, probe};
-use crate::segment::{Call, Ran, Segment, cut_outputs, fingerprint, run};
+use crate::ahead::look_ahead;
+use crate::probe::{Form, Function, is_repeatable, probe};
+use crate::record::StorageNote;
+use crate::run::Run;
+use crate::segment::{Call, Output, Ran, Segment, cut_outputs, fingerprint, run};
 use crate::swap::Swap;
 
 /// One run of the forward, and its backward.
@@ -28,6 +31,10 @@ pub struct Step<'a> {
     /// The group that is on its way out; the next layer waits for it (row M4).
     offloading: Option<GroupId>,
     pub(crate) done: bool,
+    /// What decides about its layers.
+    pub(crate) run: Run,
+    /// What its layers computed.
+    pub(crate) compute: Duration,
 }
 
 impl std::fmt::Debug for Step<'_> {
@@ -38,9 +45,10 @@ impl std::fmt::Debug for Step<'_> {
 }
 
 impl<'a> Step<'a> {
-    pub(crate) fn new(swap: &'a Swap, pass: Pass) -> Self {
+    pub(crate) fn new(swap: &'a Swap, pass: Pass, run: Run) -> Self {
         let (segments, guards) = (Vec::new(), HashMap::new());
-        Self { swap, pass, segments, guards, offloading: None, done: false }
+        let (offloading, done, compute) = (None, false, Duration::ZERO);
+        Self { swap, pass, segments, guards, offloading, done, run, compute }
     }
 
     /// Runs a layer with one input and one output: [`Step::layer_many`] has the details.
@@ -112,6 +120,8 @@ impl<'a> Step<'a> {
         }
         check_device(name, inputs, params)?;
         let (layer, policy) = self.swap.layer_of(name)?;
+        let place = self.segments.len();
+        self.before_layer(name, layer, params, inputs, &function)?;
         let started = Instant::now();
         let (ran, loans) = run(name, params, inputs, &function)?;
         self.swap.inner().span(Row::Compute, || format!("{name} forward"), started);
@@ -120,15 +130,16 @@ impl<'a> Step<'a> {
             name: name.to_string(),
             layer,
             group,
-            policy,
+            policy: self.run.policy(place, policy),
             params: params.to_vec(),
             function: Box::new(function),
         };
         let finished = self.finish_layer(call, ran);
         drop(loans);
-        let moved = finished.and_then(|(visible, segment)| {
+        self.compute += started.elapsed();
+        let moved = finished.and_then(|(visible, segment, policy)| {
             self.push(segment);
-            self.move_out(group, policy)?;
+            self.move_out(group, place, policy)?;
             Ok(visible)
         });
         if moved.is_err() {
@@ -137,7 +148,34 @@ impl<'a> Step<'a> {
         moved
     }
 
-    fn finish_layer(&self, call: Call<'a>, ran: Ran) -> Result<(Vec<Tensor>, Segment<'a>), Error> {
+    /// Where bytes are bounded, what must be known of a layer is found out before it runs.
+    fn before_layer(
+        &mut self,
+        name: &str,
+        layer: LayerId,
+        params: &[(String, Var)],
+        inputs: &[&Tensor],
+        function: &Function<'_>,
+    ) -> Result<(), Error> {
+        if let Some(recorder) = self.run.recorder() {
+            recorder.before_forward(name);
+        }
+        if self.run.is_bounded() {
+            let started = Instant::now();
+            look_ahead(self.swap, name, layer, params, inputs, function)?;
+            self.run.aside(started);
+        }
+        if let Some(recorder) = self.run.recorder() {
+            recorder.forward();
+        }
+        Ok(())
+    }
+
+    fn finish_layer(
+        &mut self,
+        call: Call<'a>,
+        ran: Ran,
+    ) -> Result<(Vec<Tensor>, Segment<'a>, Policy), Error> {
         let scope =
             Scope { layer: &call.name, inputs: &ran.inputs, params: &call.params, before: 0 };
         if call.policy == Policy::Recompute && !self.repeats(&call, &scope, &ran)? {
@@ -163,12 +201,57 @@ impl<'a> Step<'a> {
         let hash = (call.policy == Policy::Recompute).then(|| fingerprint(&ran.graph));
         let (visible, outputs) = cut_outputs(&call.name, &self.swap.anchor, &ran)
             .map_err(Error::in_layer(&call.name))?;
+        let mut policy = call.policy;
         if hash.is_none() {
-            let taken: Vec<usize> = outputs.iter().filter_map(|output| output.taken).collect();
-            let swap = call.policy == Policy::Swap;
-            self.swap.inner().save(call.group, &ran.graph.owned, &form.dead, &taken, swap)?;
+            policy = self.save(&call, &ran, &outputs, &form.dead)?;
         }
-        Ok((visible, Segment::new(call, ran, outputs, form.dead, hash)))
+        Ok((visible, Segment::new(call, ran, outputs, form.dead, hash), policy))
+    }
+
+    /// Deals with what a layer has saved, if it is not made anew. Returns what becomes of it.
+    fn save(
+        &mut self,
+        call: &Call<'a>,
+        ran: &Ran,
+        outputs: &[Output],
+        dead: &[bool],
+    ) -> Result<Policy, Error> {
+        let taken: Vec<usize> = outputs.iter().filter_map(|output| output.taken).collect();
+        let (owned, place) = (&ran.graph.owned, self.segments.len());
+        let inner = &mut *self.swap.inner();
+        if !self.run.is_bounded() {
+            let group = (call.policy == Policy::Swap).then_some(call.group);
+            inner.save(owned, dead, &taken, |_| group)?;
+            return Ok(call.policy);
+        }
+        let notes = StorageNote::all(owned, dead, &taken);
+        if let Some(traffic) = self.run.traffic() {
+            traffic.check(place, &notes);
+        }
+        let moves_all = self.run.moves_at_once();
+        let groups = match self.run.traffic().filter(|_| !moves_all) {
+            Some(traffic) => traffic.open(inner, place, call.layer, self.pass),
+            None => notes.iter().map(|note| (note.owned, call.group)).collect(),
+        };
+        let why_not = inner.why_not_recomputed(call.layer, &ran.graph.signature);
+        if let Some(recorder) = self.run.recorder() {
+            let bytes = |only_alive: bool| {
+                let out = outputs.iter().filter_map(|output| output.taken);
+                let out = out.filter(|&index| !(only_alive && dead[index]));
+                out.map(|index| owned[index].bytes).sum()
+            };
+            recorder.forward_done(|layer| {
+                (layer.storages, layer.why_not) = (notes, why_not);
+                (layer.output_bytes, layer.outputs_alive) = (bytes(false), bytes(true));
+            });
+            let hashing = Instant::now();
+            fingerprint(&ran.graph);
+            recorder.hashed(hashing);
+        }
+        inner.save(owned, dead, &taken, |index| {
+            groups.iter().find(|(owned, _)| *owned == index).map(|(_, group)| *group)
+        })?;
+        Ok(if moves_all { Policy::Swap } else { call.policy })
     }
 
     /// What is known of this layer's form; found out now if it is new.
@@ -212,18 +295,32 @@ impl<'a> Step<'a> {
 
     /// Starts this layer's offload and waits for the previous one, so that at most two layers'
     /// bytes are on the device (row M4). A layer that does not move waits for the previous one too.
-    fn move_out(&mut self, group: GroupId, policy: Policy) -> Result<(), Error> {
+    /// Under a plan, the bytes that are pending decide who waits.
+    fn move_out(&mut self, group: GroupId, place: usize, policy: Policy) -> Result<(), Error> {
         let inner = &mut *self.swap.inner();
+        if self.run.moves_at_once() {
+            let started = Instant::now();
+            if policy == Policy::Swap {
+                inner.engine.start_offload(group)?;
+                inner.engine.wait_offload(group)?;
+                inner.waited("wait for offload", started);
+            }
+            self.run.aside(started);
+        }
+        if let Some(traffic) = self.run.traffic() {
+            return traffic.after_forward(inner, place);
+        }
         let previous = self.offloading.take();
-        if policy == Policy::Swap {
+        let swaps = policy == Policy::Swap && !self.run.moves_at_once();
+        if swaps {
             inner.engine.start_offload(group)?;
         }
         if let Some(previous) = previous {
             let started = Instant::now();
             inner.engine.wait_offload(previous)?;
-            inner.wait_span("wait for offload", started);
+            inner.waited("wait for offload", started);
         }
-        self.offloading = (policy == Policy::Swap).then_some(group);
+        self.offloading = swaps.then_some(group);
         Ok(())
     }
 
@@ -234,6 +331,9 @@ impl<'a> Step<'a> {
         for mut segment in self.segments.drain(..) {
             segment.close();
             inner.engine.close(segment.group);
+        }
+        if let Some(traffic) = self.run.traffic() {
+            traffic.close_all(&mut inner);
         }
     }
 }

@@ -18,7 +18,9 @@ use ebbtide_store::{
 use crate::error::{Error, Kind};
 use crate::exchange::{Block, CandleCpu, Held};
 use crate::graph::{Owned, Signature};
+use crate::overlap::Copies;
 use crate::probe::{Budget, Form};
+use crate::run::{Course, Run};
 use crate::step::Step;
 
 /// Where swapped bytes go.
@@ -101,12 +103,16 @@ impl SwapBuilder {
         let mut engine = Engine::new(config, Direct::new(CandleCpu, store));
         let names: Arc<Mutex<Vec<String>>> = Arc::default();
         let told: Arc<Mutex<Vec<String>>> = Arc::default();
+        let copies = Arc::new(Mutex::new(Copies::new(origin)));
         engine.observe({
             let (timeline, names) = (self.timeline.clone(), Arc::clone(&names));
-            let told = Arc::clone(&told);
+            let (told, copies) = (Arc::clone(&told), Arc::clone(&copies));
             move |event: &Event| match trouble(event) {
                 Some(trouble) => lock(&told).push(trouble),
-                None => record(timeline.as_ref(), &lock(&names), event),
+                None => {
+                    count(&mut lock(&copies), event);
+                    record(timeline.as_ref(), &lock(&names), event);
+                }
             }
         });
         let inner = Inner {
@@ -126,6 +132,9 @@ impl SwapBuilder {
             plain_step: Duration::ZERO,
             recompute_time: Duration::ZERO,
             timeline: self.timeline,
+            copies,
+            missed: 0,
+            course: Course::default(),
         };
         let anchor = Storage::Cpu(CpuStorage::F32(vec![0.0]));
         let anchor = Tensor::from_storage(anchor, (), BackpropOp::none(), true);
@@ -155,6 +164,15 @@ fn trouble(event: &Event) -> Option<String> {
             Some(format!("while a step was abandoned, a copy failed: {error}"))
         }
         _ => None,
+    }
+}
+
+/// Counts a copy that has ended.
+fn count(copies: &mut Copies, event: &Event) {
+    match event {
+        Event::Stored { bytes, timing: Some(timing), .. } => copies.out(*bytes, *timing),
+        Event::Loaded { bytes, timing: Some(timing), .. } => copies.back(*bytes, *timing),
+        _ => {}
     }
 }
 
@@ -258,7 +276,8 @@ impl Swap {
     pub fn step(&self) -> Step<'_> {
         let mut inner = self.inner();
         inner.passes += 1;
-        Step::new(self, Pass(inner.passes))
+        let run = Run::begin(&mut inner);
+        Step::new(self, Pass(inner.passes), run)
     }
 
     /// Changes what happens to each layer from the next call of [`Step::layer`] on. Layers that a
@@ -286,7 +305,7 @@ impl Swap {
             moved_out_bytes: counters.moved_out_bytes,
             moved_in_bytes: counters.moved_in_bytes,
             dropped_bytes: counters.dropped_bytes,
-            missed_prefetches: counters.missed_prefetches,
+            missed_prefetches: counters.missed_prefetches + inner.missed,
             probe_ms: (inner.form_time + inner.repeat_time).as_secs_f64() * 1e3,
             recompute_ms: inner.recompute_time.as_secs_f64() * 1e3,
             wait_ms: inner.engine.store_stats().blocked_ns as f64 / 1e6,
@@ -347,10 +366,13 @@ impl Swap {
     }
 }
 
+/// The engine as it is used here.
+pub(crate) type CpuEngine = Engine<Direct<CandleCpu, AnyStore<Block>>>;
+
 /// What the steps of a [`Swap`] share. Borrowed for the time of one call, never while a closure of
 /// the user's runs.
 pub(crate) struct Inner {
-    pub(crate) engine: Engine<Direct<CandleCpu, AnyStore<Block>>>,
+    pub(crate) engine: CpuEngine,
     probe: bool,
     names: Arc<Mutex<Vec<String>>>,
     policies: Policies,
@@ -372,6 +394,11 @@ pub(crate) struct Inner {
     plain_step: Duration,
     recompute_time: Duration,
     timeline: Option<Timeline>,
+    copies: Arc<Mutex<Copies>>,
+    /// Layers of planned steps whose backward came before all their loads had been started.
+    pub(crate) missed: u64,
+    /// What the next step does.
+    pub(crate) course: Course,
 }
 
 impl Inner {
@@ -382,6 +409,25 @@ impl Inner {
 
     pub(crate) fn forms_like(&self, signature: &Signature) -> Vec<Form> {
         self.forms.iter().filter(|form| form.signature == *signature).cloned().collect()
+    }
+
+    /// Whether any form of this layer has been seen.
+    pub(crate) fn knows(&self, layer: LayerId) -> bool {
+        self.by_layer.keys().any(|(known, _)| *known == layer)
+    }
+
+    /// Why a layer of this form can't be recomputed, if it can't.
+    pub(crate) fn why_not_recomputed(
+        &self,
+        layer: LayerId,
+        signature: &Signature,
+    ) -> Option<String> {
+        match self.repeats(layer, signature) {
+            Some(true) => None,
+            Some(false) => Some("it draws random numbers, or changes from run to run".into()),
+            None if !self.probe => Some("probing is off, so random numbers would be missed".into()),
+            None => Some("whether it draws random numbers was not found out".into()),
+        }
     }
 
     pub(crate) fn probes(&self) -> bool {
@@ -424,15 +470,14 @@ impl Inner {
         self.by_layer.insert((layer, form.signature.clone()), index);
     }
 
-    /// Deals with a layer's own storages: drops the dead ones, and registers the others if they are
-    /// to move. `taken` ones are outside already.
+    /// Deals with a layer's own storages: drops the dead ones, and registers the others that are to
+    /// move, each in the group that `group` names. `taken` ones are outside already.
     pub(crate) fn save(
         &mut self,
-        group: GroupId,
         owned: &[Owned],
         dead: &[bool],
         taken: &[usize],
-        swap: bool,
+        group: impl Fn(usize) -> Option<GroupId>,
     ) -> Result<(), Error> {
         for (index, storage) in owned.iter().enumerate() {
             if taken.contains(&index) {
@@ -445,7 +490,7 @@ impl Inner {
             };
             if dead.get(index).copied().unwrap_or(false) {
                 self.engine.drop_dead(&held, bytes, "an activation")?;
-            } else if swap {
+            } else if let Some(group) = group(index) {
                 let label = self.engine.label("an activation");
                 let saved = Saved::whole(held, bytes).label(label);
                 let (_, registered) = self.engine.register(group, saved)?;
@@ -455,6 +500,16 @@ impl Inner {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn copies(&self) -> MutexGuard<'_, Copies> {
+        lock(&self.copies)
+    }
+
+    /// The training thread has waited for the tier.
+    pub(crate) fn waited(&self, name: &str, since: Instant) {
+        self.copies().waited(since);
+        self.wait_span(name, since);
     }
 
     pub(crate) fn notice(&mut self, notice: String) {
