@@ -12,7 +12,8 @@ use ebbtide_core::{
     Config, Direct, Engine, Event, GroupId, LayerId, Pass, Policies, Policy, Registered, Saved,
 };
 use ebbtide_store::{
-    AnyStore, FileConfig, FileStore, HostConfig, HostStore, Row, Timeline, spill_dir,
+    AnyStore, FileConfig, FileStore, HostConfig, HostStore, Row, Throttle, Timeline,
+    spill_dir,
 };
 
 use crate::error::{Error, Kind};
@@ -43,6 +44,7 @@ pub struct SwapBuilder {
     tier: Tier,
     host_bytes: Option<u64>,
     prefetch: usize,
+    throttle: Option<Throttle>,
     probe: bool,
     timeline: Option<Timeline>,
 }
@@ -67,6 +69,15 @@ impl SwapBuilder {
     #[must_use]
     pub fn prefetch(mut self, layers: usize) -> Self {
         self.prefetch = layers;
+        self
+    }
+
+    /// Holds the file tier to so many gigabytes a second out and in, to try out what a slower one
+    /// does. Default: as fast as it goes.
+    #[must_use]
+    pub fn throttle_gbps(mut self, out: f64, back: f64) -> Self {
+        let throttle = Throttle { out_bytes_per_s: out * 1e9, in_bytes_per_s: back * 1e9 };
+        self.throttle = Some(throttle);
         self
     }
 
@@ -144,7 +155,8 @@ impl SwapBuilder {
     fn open_tier(&self, origin: Instant) -> Result<AnyStore<Block>, ebbtide_core::BackendError> {
         match &self.tier {
             Tier::File { dir } => {
-                let mut config = FileConfig { origin, ..FileConfig::new(dir) };
+                let throttle = self.throttle;
+                let mut config = FileConfig { origin, throttle, ..FileConfig::new(dir) };
                 config.queue_bytes = self.host_bytes.unwrap_or(config.queue_bytes);
                 Ok(FileStore::open(&config)?.into())
             }
@@ -267,6 +279,7 @@ impl Swap {
             tier: Tier::File { dir: spill_dir() },
             host_bytes: None,
             prefetch: Config::default().prefetch,
+            throttle: None,
             probe: true,
             timeline: None,
         }

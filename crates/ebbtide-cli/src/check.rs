@@ -4,6 +4,7 @@
 use std::path::PathBuf;
 
 use ebbtide_core::{Policies, Policy, size};
+use ebbtide_plan::PlanFile;
 
 use crate::args::{MemoryArgs, ModelArgs, Precision, TierKind, TrainArgs};
 use crate::check_files;
@@ -12,6 +13,7 @@ use crate::data::Corpus;
 use crate::failure::Failure;
 use crate::params;
 use crate::state::{Header, Saved};
+use crate::wish;
 
 /// What is to be done. All of it has been checked.
 #[derive(Debug)]
@@ -44,7 +46,8 @@ pub(crate) fn plan(args: TrainArgs) -> Result<Plan, Failure> {
     if output.sample == Some(0) {
         return Err(without_effect("--sample 0 prints nothing"));
     }
-    let mode = mode(memory.policy.as_deref(), &shape)?;
+    let mode = mode(&memory, &shape)?;
+    utf8("--plan", memory.plan.iter())?;
     utf8("--text", training.text.iter())?;
     utf8("--spill-dir", memory.spill_dir.iter())?;
     let tier = tier(&memory, &mode, &shape, output.timeline.is_some())?;
@@ -69,13 +72,14 @@ pub(crate) fn plan(args: TrainArgs) -> Result<Plan, Failure> {
     })
 }
 
-/// `--compare` runs four trainings of its own; what belongs to a single one has no place there.
+/// `--compare` runs five trainings of its own; what belongs to a single one has no place there.
 fn conflicts(args: &TrainArgs) -> Result<(), Failure> {
     if !args.memory.compare {
         return Ok(());
     }
     let given = [
         ("--policy", args.memory.policy.is_some()),
+        ("--plan", args.memory.plan.is_some()),
         ("--save", args.training.save.is_some()),
         ("--resume", args.training.resume.is_some()),
         ("--sample", args.output.sample.is_some()),
@@ -84,7 +88,7 @@ fn conflicts(args: &TrainArgs) -> Result<(), Failure> {
     match given.into_iter().find(|(_, given)| *given) {
         Some((flag, _)) => Err(Failure::bad_input(
             format!(
-                "{flag} can't be used with --compare, which runs four trainings from the start"
+                "{flag} can't be used with --compare, which runs five trainings from the start"
             ),
             format!("leave out {flag} or --compare"),
         )),
@@ -203,8 +207,22 @@ fn remaining(steps: u64, saved: Option<&Header>) -> Result<u64, Failure> {
     }
 }
 
-fn mode(policy: Option<&str>, shape: &Shape) -> Result<Mode, Failure> {
-    let text = policy.unwrap_or("swap");
+fn mode(args: &MemoryArgs, shape: &Shape) -> Result<Mode, Failure> {
+    if let Some(path) = &args.plan {
+        // Whether it fits the model is known when a step has been traced.
+        PlanFile::read(path)
+            .map_err(|error| Failure::bad_input(error.to_string(), error.hint().to_owned()))?;
+        return Ok(Mode::Plan(path.clone()));
+    }
+    let Some(text) = args.policy.as_deref() else {
+        let text = args.memory.as_deref().unwrap_or(wish::DEFAULT_MEMORY);
+        wish::memory(text)?;
+        return Ok(Mode::Auto(text.to_owned()));
+    };
+    policy(text, shape)
+}
+
+fn policy(text: &str, shape: &Shape) -> Result<Mode, Failure> {
     if text == "plain" {
         return Ok(Mode::Plain);
     }
@@ -224,10 +242,12 @@ fn mode(policy: Option<&str>, shape: &Shape) -> Result<Mode, Failure> {
 }
 
 fn swaps(mode: &Mode, shape: &Shape) -> bool {
-    let Mode::Policy(text) = mode else {
-        return false;
-    };
-    Policies::parse(text, shape.layers).is_ok_and(|all| all.iter().any(|p| p == Policy::Swap))
+    match mode {
+        Mode::Plain => false,
+        Mode::Policy(text) => Policies::parse(text, shape.layers)
+            .is_ok_and(|all| all.iter().any(|policy| policy == Policy::Swap)),
+        Mode::Auto(_) | Mode::Plan(_) => true,
+    }
 }
 
 fn tier(args: &MemoryArgs, mode: &Mode, shape: &Shape, timeline: bool) -> Result<Tier, Failure> {
@@ -236,23 +256,31 @@ fn tier(args: &MemoryArgs, mode: &Mode, shape: &Shape, timeline: bool) -> Result
         ("--spill-dir", args.spill_dir.is_some()),
         ("--host-bytes", args.host_bytes.is_some()),
         ("--prefetch", args.prefetch.is_some()),
+        ("--throttle-gbps", args.throttle_gbps.is_some()),
     ];
     let flag = given.into_iter().find_map(|(flag, given)| given.then_some(flag));
     if let Some(flag) = flag.filter(|_| !swaps(mode, shape)) {
         let message = format!("{flag} has no effect: policy `{}` swaps no layer", mode.name());
         return Err(without_effect(&message));
     }
+    if args.prefetch.is_some() && !matches!(mode, Mode::Policy(_)) && !args.compare {
+        return Err(without_effect("--prefetch has no effect under a plan, which says what loads when"));
+    }
     let kind = args.tier.unwrap_or(TierKind::File);
     if kind == TierKind::Host && args.spill_dir.is_some() {
         return Err(without_effect("--spill-dir has no effect with --tier host"));
     }
+    if kind == TierKind::Host && args.throttle_gbps.is_some() {
+        return Err(without_effect("--throttle-gbps has no effect with --tier host"));
+    }
+    let throttle = args.throttle_gbps.as_deref().map(wish::throttle).transpose()?;
     let host_bytes = args.host_bytes.as_deref().map(size::parse).transpose()?;
     if host_bytes == Some(0) {
         let hint = "leave it out, or give a size such as 512MiB";
         return Err(Failure::bad_input("--host-bytes 0: a tier can't work without memory", hint));
     }
     let dir = args.spill_dir.clone().unwrap_or_else(ebbtide_store::spill_dir);
-    Ok(Tier { kind, dir, host_bytes, prefetch: args.prefetch, timeline })
+    Ok(Tier { kind, dir, host_bytes, prefetch: args.prefetch, timeline, throttle })
 }
 
 fn notes(saved: Option<&Header>, corpus: &Corpus, tier: TierKind) -> Vec<String> {

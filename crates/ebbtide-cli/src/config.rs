@@ -48,6 +48,10 @@ pub(crate) enum Mode {
     Plain,
     /// A policy as the user wrote it; it has been checked.
     Policy(String),
+    /// A plan for so much memory, as the user wrote it; it has been checked.
+    Auto(String),
+    /// The plan in this file.
+    Plan(PathBuf),
 }
 
 impl Mode {
@@ -55,18 +59,22 @@ impl Mode {
         match self {
             Self::Plain => "plain",
             Self::Policy(text) => text,
+            Self::Auto(_) => "auto",
+            Self::Plan(_) => "plan",
         }
     }
 }
 
 /// Where swapped bytes go and how. `None` leaves the choice to the engine.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tier {
     pub(crate) kind: TierKind,
     pub(crate) dir: PathBuf,
     pub(crate) host_bytes: Option<u64>,
     pub(crate) prefetch: Option<usize>,
     pub(crate) timeline: bool,
+    /// Gigabytes a second, out and in, that the tier is held to.
+    pub(crate) throttle: Option<(f64, f64)>,
 }
 
 /// One run in one process.

@@ -1,5 +1,7 @@
 //! The run's engine: none at all, or ebbtide. The only module that calls `ebbtide_candle`.
 
+use std::time::Duration;
+
 use candle_core::backprop::GradStore;
 use candle_core::{Result as CandleResult, Tensor, Var};
 use ebbtide_candle::{Step, Swap, Tier, Timeline};
@@ -12,6 +14,7 @@ use crate::data::Batch;
 use crate::failure::Failure;
 use crate::layers::{Layers, Plain};
 use crate::model::Model;
+use crate::planned::Planner;
 
 /// Totals over a run. All are zero without ebbtide.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -28,16 +31,19 @@ pub(crate) struct Totals {
 /// Runs forward and backward.
 pub(crate) enum Engine {
     Plain,
-    Ebbtide(Box<Swap>),
+    Ebbtide(Box<Swap>, Option<Box<Planner>>),
 }
 
 impl Engine {
     /// What runs when is written into `timeline`, if there is one.
     pub(crate) fn new(setup: &Setup, timeline: Option<&Timeline>) -> Result<Self, Failure> {
-        let Mode::Policy(text) = &setup.mode else {
-            return Ok(Self::Plain);
+        let layers = setup.config.shape.layers;
+        let policies = match &setup.mode {
+            Mode::Plain => return Ok(Self::Plain),
+            Mode::Policy(text) => Policies::parse(text, layers)?,
+            // While steps are traced everything moves; then the plan decides.
+            Mode::Auto(_) | Mode::Plan(_) => Policies::uniform(Policy::Swap, layers),
         };
-        let policies = Policies::parse(text, setup.config.shape.layers)?;
         let swaps = policies.iter().any(|policy| policy == Policy::Swap);
         let mut builder = Swap::builder(policies).tier(match setup.tier.kind {
             TierKind::File if swaps => Tier::File { dir: setup.tier.dir.clone() },
@@ -53,7 +59,12 @@ impl Engine {
         if let Some(layers) = setup.tier.prefetch.filter(|_| swaps) {
             builder = builder.prefetch(layers);
         }
-        Ok(Self::Ebbtide(Box::new(builder.build()?)))
+        if let Some((out, back)) = setup.tier.throttle {
+            builder = builder.throttle_gbps(out, back);
+        }
+        let swap = Box::new(builder.build()?);
+        let planner = Planner::new(setup, &swap)?.map(Box::new);
+        Ok(Self::Ebbtide(swap, planner))
     }
 
     /// Loss and gradients of one batch. The graph is gone when this returns.
@@ -67,7 +78,7 @@ impl Engine {
                 let loss = model.loss(&mut Plain, batch)?;
                 Ok((loss.to_scalar()?, loss.backward()?))
             }
-            Self::Ebbtide(swap) => {
+            Self::Ebbtide(swap, _) => {
                 let mut step = swap.step();
                 let loss = model.loss(&mut Segments(&mut step), batch)?;
                 Ok((loss.to_scalar()?, step.backward(&loss)?))
@@ -75,8 +86,23 @@ impl Engine {
         }
     }
 
+    /// A step is over, optimizer included: it took so long and needed so many bytes.
+    pub(crate) fn after_step(&mut self, took: Duration, peak_bytes: u64) -> Result<(), Failure> {
+        match self {
+            Self::Ebbtide(swap, Some(planner)) => planner.after_step(swap, took, peak_bytes),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn planner(&self) -> Option<&Planner> {
+        match self {
+            Self::Ebbtide(_, planner) => planner.as_deref(),
+            Self::Plain => None,
+        }
+    }
+
     pub(crate) fn totals(&self) -> Totals {
-        let Self::Ebbtide(swap) = self else {
+        let Self::Ebbtide(swap, _) = self else {
             return Totals::default();
         };
         let report = swap.report();
@@ -95,7 +121,11 @@ impl Engine {
     pub(crate) fn notices(&self) -> Vec<String> {
         match self {
             Self::Plain => Vec::new(),
-            Self::Ebbtide(swap) => swap.notices(),
+            Self::Ebbtide(swap, planner) => {
+                let mut all = swap.notices();
+                all.extend(planner.iter().flat_map(|planner| planner.notices()).cloned());
+                all
+            }
         }
     }
 }

@@ -5,6 +5,7 @@ use serde::Serialize;
 use crate::compare;
 use crate::config::{Shape, VOCAB};
 use crate::failure::Failure;
+use crate::figures::{Overlap, PlanFigures};
 use crate::params;
 use crate::trainer::{Outcome, Record};
 
@@ -28,6 +29,10 @@ pub(crate) struct Report<'a> {
     model: Model<'a>,
     /// Null unless modes were compared.
     identical: Option<bool>,
+    /// What was planned and predicted, if a run was planned.
+    plan: Option<&'a PlanFigures>,
+    /// What the copies of its planned steps took, in all.
+    overlap: Option<Overlap>,
     runs: Vec<Run<'a>>,
 }
 
@@ -58,6 +63,8 @@ struct Run<'a> {
     peak_bytes: u64,
     peak_rss_bytes: Option<u64>,
     step_ms: Vec<f64>,
+    /// Of each step by itself.
+    step_peak_bytes: Vec<u64>,
     probe_ms: f64,
     moved_out_bytes: u64,
     moved_in_bytes: u64,
@@ -85,6 +92,8 @@ impl<'a> Report<'a> {
             device: "cpu",
             model,
             identical: compared.then(|| compare::identical(outcomes)).flatten(),
+            plan: outcomes.iter().find_map(|outcome| outcome.plan.as_ref()),
+            overlap: outcomes.iter().find_map(|outcome| outcome.overlap),
             runs: outcomes.iter().map(run).collect(),
         }
     }
@@ -105,6 +114,7 @@ fn run(outcome: &Outcome) -> Run<'_> {
         peak_bytes: outcome.peak_bytes,
         peak_rss_bytes: outcome.peak_rss_bytes,
         step_ms: outcome.records.iter().map(|record| record.ms).collect(),
+        step_peak_bytes: outcome.records.iter().map(|record| record.step_peak_bytes).collect(),
         probe_ms: totals.probe_ms,
         moved_out_bytes: totals.moved_out_bytes,
         moved_in_bytes: totals.moved_in_bytes,

@@ -12,6 +12,8 @@
 //! | [`trainer`] | one run in one mode |
 //! | [`worker`] | a run in a process of its own: both sides |
 //! | [`engine`], [`layers`] | where ebbtide meets the model |
+//! | [`planned`], [`figures`], [`wish`] | a run inside a budget: planner, what it says, its settings |
+//! | [`record`] | a trace of the model |
 //! | [`model`], [`ops`], [`params`], [`optim`] | the model and its optimizer |
 //! | [`data`], [`documents`], [`sample`] | text in, text out |
 //! | [`state`], [`tensors`], [`files`] | saved runs; files that are written whole or not at all |
@@ -38,6 +40,7 @@ mod doctor;
 mod documents;
 mod engine;
 mod failure;
+mod figures;
 mod files;
 #[doc(hidden)]
 pub mod fuzz;
@@ -51,6 +54,8 @@ mod output;
 mod params;
 mod plan;
 mod planner_args;
+mod planned;
+mod record;
 mod sample;
 mod signals;
 mod simulate;
@@ -61,6 +66,7 @@ mod trace;
 mod train;
 mod trainer;
 mod usage;
+mod wish;
 mod worker;
 
 use std::process::ExitCode;

@@ -13,6 +13,11 @@ pub(crate) fn live_bytes() -> u64 {
     HEAP.live_bytes()
 }
 
+/// The allocator, for who measures parts of a step.
+pub(crate) fn heap() -> &'static Heap {
+    &HEAP
+}
+
 /// Most device bytes while `f` ran, beyond those that were there before it.
 pub(crate) fn peak_of(f: impl FnOnce()) -> u64 {
     let before = HEAP.live_bytes();
@@ -38,7 +43,12 @@ impl Meter {
         Self { base_bytes: HEAP.live_bytes() }
     }
 
-    /// Most device bytes since the start, at any moment.
+    /// A step begins: what was used between steps does not belong to it.
+    pub(crate) fn begin_step() {
+        HEAP.reset_peak();
+    }
+
+    /// Most device bytes since the step began, at any moment.
     pub(crate) fn peak_bytes() -> u64 {
         HEAP.peak_bytes()
     }

@@ -35,8 +35,9 @@ pub(crate) fn run(args: TrainArgs) -> Result<u8, Failure> {
 /// All modes in turns, each in a process of its own.
 fn turns(plan: &Plan, signals: &Signals, printer: &mut Printer) -> Result<u8, Failure> {
     let mut workers = Vec::new();
-    for mode in ["plain", "keep", "swap", "recompute"] {
-        let mode = if mode == "plain" { Mode::Plain } else { Mode::Policy(mode.to_owned()) };
+    let policies = ["keep", "swap", "recompute"].map(|policy| Mode::Policy(policy.to_owned()));
+    let all = [Mode::Plain].into_iter().chain(policies).chain([plan.setup.mode.clone()]);
+    for mode in all {
         workers.push(Worker::start(plan.setup.with_mode(mode))?);
     }
     printer.begin(plan.steps.saturating_mul(workers.len() as u64));

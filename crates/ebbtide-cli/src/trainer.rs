@@ -14,10 +14,12 @@ use crate::curve::Curve;
 use crate::data::{Batches, Corpus};
 use crate::engine::{Engine, Totals};
 use crate::failure::Failure;
+use crate::figures::{Overlap, PlanFigures};
 use crate::memory::Meter;
 use crate::model::Model;
 use crate::optim::AdamW;
 use crate::params;
+use crate::planned::Planner;
 use crate::state::{self, Header, Saved};
 
 const WARM_UP_STEPS: f64 = 20.;
@@ -32,8 +34,11 @@ pub(crate) struct Record {
     /// Forward, backward and optimizer; hashing the gradients is not part of a step.
     pub(crate) ms: f64,
     pub(crate) gradients: Gradients,
-    /// Most device bytes from the first step of the run to the end of this one.
+    /// Most device bytes of all steps from the first of the run to this one.
     pub(crate) peak_bytes: u64,
+    /// Most device bytes of this step.
+    #[serde(default)]
+    pub(crate) step_peak_bytes: u64,
 }
 
 impl Record {
@@ -66,6 +71,12 @@ pub(crate) struct Outcome {
     pub(crate) peak_bytes: u64,
     pub(crate) peak_rss_bytes: Option<u64>,
     pub(crate) totals: Totals,
+    /// Of a run under a plan.
+    #[serde(default)]
+    pub(crate) plan: Option<PlanFigures>,
+    /// Of the steps under it.
+    #[serde(default)]
+    pub(crate) overlap: Option<Overlap>,
 }
 
 /// A run that is going on.
@@ -128,6 +139,7 @@ impl Trainer {
             self.curve = self.timeline.clone().map(Curve::start);
             self.meter = Some(Meter::start());
         }
+        Meter::begin_step();
         let begin = Instant::now();
         let batch = self.batches.draw(&self.corpus, &self.device)?;
         let (loss, grads) = self.engine.gradients(&self.model, &batch)?;
@@ -137,19 +149,28 @@ impl Trainer {
         self.adamw.update(number, lr, grads, |grad| hasher.add(grad))?;
         let spent = begin.elapsed().saturating_sub(hasher.spent);
         self.header = self.header.at(number, self.batches.position());
+        let step_peak_bytes = Meter::peak_bytes();
+        let earlier = self.records.last().map_or(0, |record| record.peak_bytes);
         let record = Record {
             step: number,
             loss_bits: loss.to_bits(),
             ms: spent.as_secs_f64() * 1e3,
             gradients: hasher.finish(),
-            peak_bytes: Meter::peak_bytes(),
+            peak_bytes: earlier.max(step_peak_bytes),
+            step_peak_bytes,
         };
         self.records.push(record);
+        self.engine.after_step(spent, step_peak_bytes)?;
         Ok(record)
     }
 
     pub(crate) fn notices(&self) -> Vec<String> {
         self.engine.notices()
+    }
+
+    /// The planner of the run, if it has one.
+    pub(crate) fn planner(&self) -> Option<&Planner> {
+        self.engine.planner()
     }
 
     pub(crate) fn mode_name(&self) -> &str {
@@ -175,6 +196,8 @@ impl Trainer {
             peak_bytes: self.records.last().map_or(0, |record| record.peak_bytes),
             peak_rss_bytes: Meter::peak_rss_bytes(),
             totals: self.engine.totals(),
+            plan: self.engine.planner().and_then(|planner| planner.plan().cloned()),
+            overlap: self.engine.planner().map(Planner::overlap),
         }
     }
 

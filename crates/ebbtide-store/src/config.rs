@@ -38,6 +38,9 @@ pub struct FileConfig {
     pub empty_when_unused: bool,
     /// Zero of the times in [`Timing`](ebbtide_core::Timing). Default: the time of the call.
     pub origin: Instant,
+    /// Rates that the tier is held to, one thread for each direction then. Default: `None`, as fast
+    /// as it goes.
+    pub throttle: Option<Throttle>,
     /// A planned failure, for tests.
     #[doc(hidden)]
     pub fault: Option<Fault>,
@@ -62,9 +65,26 @@ impl Default for FileConfig {
             checksums: false,
             empty_when_unused: false,
             origin: Instant::now(),
+            throttle: None,
             fault: None,
         }
     }
+}
+
+/// How fast a tier may be: to try out what a plan does on a slower one.
+///
+/// ```
+/// use ebbtide_store::{FileConfig, Throttle};
+/// let throttle = Throttle { out_bytes_per_s: 5e8, in_bytes_per_s: 5e8 };
+/// let config = FileConfig { throttle: Some(throttle), ..FileConfig::default() };
+/// assert!(config.throttle.is_some());
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Throttle {
+    /// Bytes a second out, in all. At least 1.
+    pub out_bytes_per_s: f64,
+    /// Bytes a second in, in all. At least 1.
+    pub in_bytes_per_s: f64,
 }
 
 /// How the threads of a [`FileStore`](crate::FileStore) are to ask the kernel for their I/O.

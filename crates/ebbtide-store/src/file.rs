@@ -12,10 +12,11 @@ use crate::config::FileConfig;
 use crate::extent::Extent;
 use crate::fault::FaultyFile;
 use crate::owner::Owner;
-use crate::queue::{Queue, Task};
+use crate::queue::{Queue, Task, Way};
 use crate::raw::RawFile;
 use crate::ring::Ring;
 use crate::space;
+use crate::throttle::Pace;
 use crate::spill::SpillFile;
 use crate::transfer::{Io, Lane};
 use crate::worker::Worker;
@@ -117,7 +118,10 @@ impl<B: Bytes + Send + 'static> FileStore<B> {
 
     fn start(&mut self, config: &FileConfig, rings: Vec<Ring>) -> Result<(), BackendError> {
         let mut rings = rings.into_iter();
-        for number in 0..config.workers {
+        let paces = config.throttle.map(Pace::both);
+        let mut paces = paces.into_iter().flat_map(|(out, back)| [(Way::Out, out), (Way::In, back)]);
+        let workers = if config.throttle.is_some() { 2 } else { config.workers };
+        for number in 0..workers {
             let worker = Worker {
                 queue: Arc::clone(&self.queue),
                 io: Arc::clone(&self.io),
@@ -127,6 +131,7 @@ impl<B: Bytes + Send + 'static> FileStore<B> {
                 origin: config.origin,
                 dir: self.dir.clone(),
                 dirty: (0, 0),
+                pace: paces.next(),
             };
             let builder = std::thread::Builder::new().name(format!("ebbtide-io-{number}"));
             let thread = builder.spawn(move || worker.run()).map_err(|e| {

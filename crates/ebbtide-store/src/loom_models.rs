@@ -25,7 +25,7 @@ fn put(queue: &Numbers, number: u32, bytes: u64) -> Ticket {
 /// Runs jobs as a worker does, but without a file. Returns the numbers in the order they came.
 fn work(queue: &Numbers) -> Vec<u32> {
     let mut seen = Vec::new();
-    while let Some(Job { ticket, task, block, bytes }) = queue.pop() {
+    while let Some(Job { ticket, task, block, bytes }) = queue.pop(None) {
         seen.push(block);
         let done = match task {
             Task::Write(extent) => Done::Stored(FileSlot { extent, bytes, sum: None }, Some(block)),
@@ -79,7 +79,7 @@ fn waiting_ends_when_the_job_is_finished() {
         let worker = thread::spawn({
             let queue = Arc::clone(&queue);
             move || {
-                let Job { ticket, block, bytes, task } = queue.pop().unwrap();
+                let Job { ticket, block, bytes, task } = queue.pop(None).unwrap();
                 let Task::Write(extent) = task else { panic!("a write") };
                 let error = ebbtide_core::BackendError::new("no");
                 queue.finish(ticket, bytes, Err(Failed { error, block }), Some(extent));

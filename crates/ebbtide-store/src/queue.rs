@@ -14,6 +14,13 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock, wait_while};
 
 pub(crate) type Outcome<B> = Result<(Done<B, FileSlot>, Timing), Failed<B>>;
 
+/// A direction of the tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Out,
+    In,
+}
+
 pub(crate) enum Task {
     Write(Extent),
     /// From this offset; the checksum of the bytes that were put, if there is one.
@@ -129,20 +136,27 @@ impl<B> Queue<B> {
             Task::Read { .. } => state.loads.push_back(job),
         }
         drop(state);
-        self.work.notify_one();
+        // Not one: it may be there for the other direction only.
+        self.work.notify_all();
         ticket
     }
 
     /// The next job for a worker: loads first, because somebody will soon wait for them, whereas a
-    /// late write only holds memory for longer. `None` once the queue is closed.
-    pub(crate) fn pop(&self) -> Option<Job<B>> {
-        let idle =
-            |state: &State<B>| !state.closed && state.loads.is_empty() && state.writes.is_empty();
+    /// late write only holds memory for longer. A worker may be there for one direction `only`.
+    /// `None` once the queue is closed.
+    pub(crate) fn pop(&self, only: Option<Way>) -> Option<Job<B>> {
+        let (takes_loads, takes_writes) = (only != Some(Way::Out), only != Some(Way::In));
+        let idle = |state: &State<B>| {
+            let load = takes_loads && !state.loads.is_empty();
+            let write = takes_writes && !state.writes.is_empty();
+            !state.closed && !load && !write
+        };
         let mut state = wait_while(&self.work, self.lock(), idle);
         if state.closed {
             return None;
         }
-        state.loads.pop_front().or_else(|| state.writes.pop_front())
+        let load = if takes_loads { state.loads.pop_front() } else { None };
+        if load.is_some() || !takes_writes { load } else { state.writes.pop_front() }
     }
 
     /// Announces the end of a job. A failed write gives its extent back.

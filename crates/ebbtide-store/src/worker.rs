@@ -14,8 +14,9 @@ use crate::checksum::{Mismatch, checksum};
 use crate::clock::nanos;
 use crate::extent::Extent;
 use crate::file::FileSlot;
-use crate::queue::{Job, Outcome, Queue, Task};
+use crate::queue::{Job, Outcome, Queue, Task, Way};
 use crate::spill::LIMITED;
+use crate::throttle::{Pace, sleep_until};
 use crate::transfer::{Io, Lane};
 
 pub(crate) struct Worker<B> {
@@ -30,27 +31,37 @@ pub(crate) struct Worker<B> {
     pub(crate) dir: PathBuf,
     /// Range of the last write: its cached pages were dirty then and may be clean by now.
     pub(crate) dirty: (u64, u64),
+    /// What this worker is held to: it is there for one direction only then.
+    pub(crate) pace: Option<(Way, Pace)>,
 }
 
 impl<B: Bytes> Worker<B> {
     /// Runs jobs until the queue is closed.
     pub(crate) fn run(mut self) {
-        while let Some(Job { ticket, task, block, bytes }) = self.queue.pop() {
+        while let Some(Job { ticket, task, block, bytes }) = self.queue.pop(self.pace.as_ref().map(|(way, _)| *way)) {
+            let end = self.pace.as_ref().map(|(_, pace)| pace.end(bytes));
             let (outcome, extent) = match task {
-                Task::Write(extent) => self.write(block, bytes, extent),
-                Task::Read { offset, sum } => (self.read(block, bytes, offset, sum), None),
+                Task::Write(extent) => self.write(block, bytes, extent, end),
+                Task::Read { offset, sum } => (self.read(block, bytes, (offset, sum), end), None),
             };
             self.queue.finish(ticket, bytes, outcome, extent);
         }
     }
 
-    fn write(&mut self, block: B, bytes: u64, extent: Extent) -> (Outcome<B>, Option<Extent>) {
+    fn write(
+        &mut self,
+        block: B,
+        bytes: u64,
+        extent: Extent,
+        end: Option<Instant>,
+    ) -> (Outcome<B>, Option<Extent>) {
         let started_ns = nanos(self.origin);
         let offset = extent.offset();
         let written = unwound(|| {
             let content = block.bytes();
             let sum = self.checksums.then(|| checksum(content));
             self.io.write(content, offset, &mut self.lane)?;
+            end.into_iter().for_each(sleep_until);
             Ok(sum)
         });
         let sum = match written {
@@ -74,11 +85,18 @@ impl<B: Bytes> Worker<B> {
         (Ok((Done::Stored(FileSlot { extent, bytes, sum }, kept), timing)), None)
     }
 
-    fn read(&mut self, mut block: B, bytes: u64, offset: u64, sum: Option<u64>) -> Outcome<B> {
+    fn read(
+        &mut self,
+        mut block: B,
+        bytes: u64,
+        (offset, sum): (u64, Option<u64>),
+        end: Option<Instant>,
+    ) -> Outcome<B> {
         let started_ns = nanos(self.origin);
         let read = unwound(|| {
             let content = block.bytes_mut();
             self.io.read(content, offset, &mut self.lane)?;
+            end.into_iter().for_each(sleep_until);
             match sum.map(|written| (written, checksum(content))) {
                 Some((written, read)) if read != written => {
                     Err(io::Error::other(Mismatch { offset, bytes, written, read }))
