@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use ebbtide_core::Plan;
 use ebbtide_core::size;
-use ebbtide_plan::trace::TierRecord;
+use ebbtide_plan::trace::{LinkRecord, TierRecord};
 use ebbtide_plan::{Model, PlanFile, Planned, Prediction, Solver, Trace, plan, predict};
 
 use crate::error::{Error, Kind};
 use crate::heap::Heap;
+use crate::record::Recording;
 use crate::run::StepTimes;
 use crate::swap::Swap;
 use crate::tracing::plain_peak;
@@ -28,6 +29,8 @@ pub enum Memory {
     /// What is there between steps, and so many percent of what a step without ebbtide needs above
     /// that.
     Percent(f64),
+    /// The same, or the least that a plan is found for where that is more.
+    PercentOrLeast(f64),
 }
 
 /// What is followed now.
@@ -80,7 +83,7 @@ enum Wanted {
 ///     (0..4).map(|_| Var::randn(0f32, 0.1, (64, 64), &Device::Cpu)).collect::<Result<_, _>>()?;
 /// let x = Tensor::randn(0f32, 1.0, (256, 64), &Device::Cpu)?;
 /// let swap = Swap::builder(Policies::uniform(Policy::Swap, 4)).build()?;
-/// let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Percent(60.0))?;
+/// let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Percent(60.0));
 /// for number in 0..4 {
 ///     let begun = std::time::Instant::now();
 ///     let mut step = swap.step();
@@ -109,35 +112,20 @@ pub struct Auto {
 
 impl Auto {
     /// Measures the tier, which the trace calls `tier`, and traces the steps to come.
-    ///
-    /// # Errors
-    /// A copy failed.
-    pub fn start(
-        swap: &Swap,
-        heap: &'static Heap,
-        tier: &str,
-        memory: Memory,
-    ) -> Result<Self, Error> {
+    pub fn start(swap: &Swap, heap: &'static Heap, tier: &str, memory: Memory) -> Self {
         Self::begin(swap, heap, tier, Wanted::Budget(memory))
     }
 
     /// The same with a plan from a file, which has to fit the model.
-    ///
-    /// # Errors
-    /// A copy failed.
-    pub fn with_plan(
-        swap: &Swap,
-        heap: &'static Heap,
-        tier: &str,
-        plan: PlanFile,
-    ) -> Result<Self, Error> {
+    pub fn with_plan(swap: &Swap, heap: &'static Heap, tier: &str, plan: PlanFile) -> Self {
         Self::begin(swap, heap, tier, Wanted::File(Box::new(plan)))
     }
 
-    fn begin(swap: &Swap, heap: &'static Heap, tier: &str, wanted: Wanted) -> Result<Self, Error> {
-        let tier = swap.measure_tier(tier)?;
+    fn begin(swap: &Swap, heap: &'static Heap, tier: &str, wanted: Wanted) -> Self {
+        // A tier that has no room for a measurement may have room for a step.
+        let tier = swap.measure_tier(tier).unwrap_or_else(|_| guess(tier));
         swap.start_tracing(heap);
-        Ok(Self { wanted, heap, tier, settled: None, corrections: 0 })
+        Self { wanted, heap, tier, settled: None, corrections: 0 }
     }
 
     /// What is followed now; `None` while steps are traced.
@@ -177,12 +165,10 @@ impl Auto {
         let recording = swap.recording()?;
         let trace = swap.trace(self.tier.clone())?;
         let model = trace.model();
-        if let Wanted::Budget(memory) = self.wanted {
-            let budget = budget(memory, recording.static_bytes, plain_peak(&recording));
-            find(&model, budget)?;
-            within(budget, recording.peak_bytes)?;
+        match &self.wanted {
+            Wanted::Budget(memory) => find(&model, *memory, &recording).map(drop),
+            Wanted::File(file) => resolve(file, &model, &recording).map(drop),
         }
-        Ok(())
     }
 
     fn settle(&mut self, swap: &Swap) -> Result<(), Error> {
@@ -192,20 +178,12 @@ impl Auto {
         let plain_peak_bytes = plain_peak(&recording);
         let (memory_bytes, plan, prediction) = match &self.wanted {
             Wanted::Budget(memory) => {
-                let budget = budget(*memory, recording.static_bytes, plain_peak_bytes);
-                let planned = find(&model, budget)?;
-                within(budget, recording.peak_bytes)?;
-                (budget, planned.plan, planned.prediction)
+                let Planned { plan, prediction, budget, .. } = find(&model, *memory, &recording)?;
+                (budget, plan, prediction)
             }
             Wanted::File(file) => {
-                let plan = file.plan(&model).map_err(|error| {
-                    let (message, hint) = (error.to_string(), error.hint().to_string());
-                    Error::new(Kind::Setting { message, hint })
-                })?;
-                let budget = file.memory_bytes();
-                let prediction = predict(&model, &plan, budget)
-                    .map_err(|error| Error::new(Kind::Misfit(error)))?;
-                (budget, plan, prediction)
+                let (plan, prediction) = resolve(file, &model, &recording)?;
+                (file.memory_bytes(), plan, prediction)
             }
         };
         swap.follow(prediction.schedule.clone())?;
@@ -240,6 +218,19 @@ impl Auto {
     }
 }
 
+/// An ordinary disk. Steps correct it.
+fn guess(name: &str) -> TierRecord {
+    let link = LinkRecord { bytes_per_s: 1 << 29, bytes_per_s_busy: 0, latency_ns: 200_000 };
+    TierRecord {
+        name: name.to_string(),
+        capacity_bytes: 0,
+        out: link,
+        back: link,
+        compute_slowdown_permille: 1000,
+        shared_duplex: false,
+    }
+}
+
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates are positive")]
 fn scaled(rate: u64, slower: f64) -> u64 {
     (rate as f64 / slower).max(1.0) as u64
@@ -249,17 +240,44 @@ fn scaled(rate: u64, slower: f64) -> u64 {
 fn budget(memory: Memory, base: u64, plain: u64) -> u64 {
     match memory {
         Memory::Bytes(bytes) => bytes,
-        Memory::Percent(percent) => {
+        Memory::Percent(percent) | Memory::PercentOrLeast(percent) => {
             base + (plain.saturating_sub(base) as f64 * percent.max(0.0) / 100.0) as u64
         }
     }
 }
 
-fn find(model: &Model, budget: u64) -> Result<Planned, Error> {
-    plan(model, budget, Solver::Fast).map_err(|error| {
+/// The plan for so much memory.
+fn find(model: &Model, memory: Memory, recording: &Recording) -> Result<Planned, Error> {
+    let mut budget = budget(memory, recording.static_bytes, plain_peak(recording));
+    if let Memory::PercentOrLeast(_) = memory {
+        budget = budget.max(recording.peak_bytes);
+    }
+    let mut planned = plan(model, budget, Solver::Fast);
+    if let (Err(error), Memory::PercentOrLeast(_)) = (&planned, memory) {
+        planned = plan(model, error.least.bytes, Solver::Fast);
+    }
+    let planned = planned.map_err(|error| {
         let (message, hint) = (error.to_string(), error.hint());
         Error::new(Kind::NoPlan { message, hint })
-    })
+    })?;
+    within(planned.budget, recording.peak_bytes)?;
+    Ok(planned)
+}
+
+/// The plan of a file, if it fits this model.
+fn resolve(
+    file: &PlanFile,
+    model: &Model,
+    recording: &Recording,
+) -> Result<(Plan, Prediction), Error> {
+    let plan = file.plan(model).map_err(|error| {
+        let (message, hint) = (error.to_string(), error.hint().to_string());
+        Error::new(Kind::Setting { message, hint })
+    })?;
+    let prediction = predict(model, &plan, file.memory_bytes())
+        .map_err(|error| Error::new(Kind::Misfit(error)))?;
+    within(file.memory_bytes(), recording.peak_bytes)?;
+    Ok((plan, prediction))
 }
 
 /// The traced steps have to be inside the budget as well.

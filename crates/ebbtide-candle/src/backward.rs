@@ -156,7 +156,11 @@ impl Step<'_> {
             let segment = &self.segments[index];
             let found = segment.backward(&given, sums);
             drop((loans, given));
-            sums.extend(found.map_err(Error::in_layer(&segment.name))?);
+            let (found, left) = found.map_err(Error::in_layer(&segment.name))?;
+            sums.extend(found);
+            if let Some(recorder) = self.run.recorder() {
+                recorder.left(index, left);
+            }
             self.compute += started.elapsed();
             let name = &segment.name;
             self.swap.inner().span(Row::Compute, || format!("{name} backward"), started);

@@ -91,10 +91,10 @@ mod swap;
 mod tracing;
 mod traffic;
 
+pub use auto::{Auto, Memory, Outcome, Settled};
 pub use ebbtide_core::{LayerId, Policies, Policy};
 pub use ebbtide_plan::Trace;
 pub use ebbtide_store::Timeline;
-pub use auto::{Auto, Memory, Outcome, Settled};
 pub use error::Error;
 pub use heap::Heap;
 pub use overlap::LinkTime;

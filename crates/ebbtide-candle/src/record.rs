@@ -78,6 +78,8 @@ pub(crate) struct LayerNotes {
     /// Outputs that backward reads: a recomputed layer has them twice.
     pub(crate) outputs_alive: u64,
     pub(crate) output_bytes: u64,
+    /// Gradients that plain Candle makes for nobody, and holds until its backward is over.
+    pub(crate) left_bytes: u64,
     pub(crate) forward_ns: u64,
     /// What comparing a recomputed layer with its forward takes, each time.
     pub(crate) hash_ns: u64,
@@ -197,8 +199,7 @@ impl Recorder {
     /// A step begins.
     pub(crate) fn begin(heap: &'static Heap) -> Self {
         heap.lap();
-        let notes =
-            Recording { static_bytes: heap.live_bytes(), steps: 1, ..Recording::default() };
+        let notes = Recording { static_bytes: heap.live_bytes(), steps: 1, ..Recording::default() };
         let now = Instant::now();
         Self { heap, notes, started: now, inside: Duration::ZERO, since: now }
     }
@@ -270,6 +271,13 @@ impl Recorder {
     pub(crate) fn backward(&mut self) {
         self.lap();
         self.since = Instant::now();
+    }
+
+    /// Its backward made so many bytes of gradients for nobody.
+    pub(crate) fn left(&mut self, layer: usize, bytes: u64) {
+        if let Some(layer) = self.notes.layers.get_mut(layer) {
+            layer.left_bytes = bytes;
+        }
     }
 
     /// It has run, and its storages are gone.

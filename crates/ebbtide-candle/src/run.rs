@@ -113,11 +113,7 @@ impl Run {
     }
 
     /// The next thing to run is the backward of the layer at this place, as far as is known.
-    pub(crate) fn before_backward(
-        &mut self,
-        inner: &mut Inner,
-        place: usize,
-    ) -> Result<(), Error> {
+    pub(crate) fn before_backward(&mut self, inner: &mut Inner, place: usize) -> Result<(), Error> {
         match self {
             Self::Plan(traffic) => traffic.reach_backward(inner, place),
             _ => Ok(()),

@@ -13,7 +13,7 @@
 //! | backward of the layer | in the leaf (lent) | in the inner output (lent) | on the device |
 //! | after backward | outside | outside | freed |
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use candle_core::{Tensor, TensorId, Var};
@@ -298,11 +298,13 @@ impl<'a> Segment<'a> {
 
     /// Backward inside the segment, from the outputs' gradients (by position in `outputs`, in the
     /// order in which the outer walk reached them) to the leaves. Sums begun elsewhere are continued.
+    /// Also returns the bytes of gradients that nobody asked for, of untracked operands: plain Candle
+    /// holds them until its whole backward is over.
     pub(crate) fn backward(
         &self,
         outputs: &[(usize, Tensor)],
         begun: &HashMap<TensorId, Tensor>,
-    ) -> candle_core::Result<Vec<(TensorId, Tensor)>> {
+    ) -> candle_core::Result<(Vec<(TensorId, Tensor)>, u64)> {
         let roots = outputs.iter().filter_map(|(position, gradient)| {
             let inner = self.outputs[*position].inner.clone()?;
             Some(Given { to: inner, gradient: gradient.clone() })
@@ -325,7 +327,16 @@ impl<'a> Segment<'a> {
             let gradient = found.get(leaf)?.detach();
             Some((*outer, gradient))
         });
-        Ok(sums.collect())
+        let sums: Vec<(TensorId, Tensor)> = sums.collect();
+        let mut seen: HashSet<usize> =
+            sums.iter().map(|(_, gradient)| storage_key(gradient)).collect();
+        let mut left = 0;
+        for gradient in found.get_ids().filter_map(|id| found.get_id(*id)) {
+            if seen.insert(storage_key(gradient)) {
+                left += storage_len(gradient).map_or(0, |(_, bytes)| bytes);
+            }
+        }
+        Ok((sums, left))
     }
 
     /// The variables that the inner graph reaches: listed ones, and inputs that are variables.
@@ -333,7 +344,7 @@ impl<'a> Segment<'a> {
         let inputs = self.inputs.iter().filter(|i| i.role == InputRole::Variable);
         let params = self.params.iter().map(|(_, var)| var.as_tensor().clone());
         let mut all: Vec<Tensor> = params.chain(inputs.map(|i| i.leaf.clone())).collect();
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         all.retain(|v| seen.insert(v.id()));
         all
     }

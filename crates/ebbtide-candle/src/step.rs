@@ -7,9 +7,9 @@ use candle_core::{Tensor, TensorId, Var};
 use ebbtide_core::{GroupId, LayerId, Pass, Policy};
 use ebbtide_store::Row;
 
+use crate::ahead::look_ahead;
 use crate::error::{Error, Kind};
 use crate::graph::{InputRole, Scope};
-use crate::ahead::look_ahead;
 use crate::probe::{Form, Function, is_repeatable, probe};
 use crate::record::StorageNote;
 use crate::run::Run;

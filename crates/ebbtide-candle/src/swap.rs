@@ -12,8 +12,7 @@ use ebbtide_core::{
     Config, Direct, Engine, Event, GroupId, LayerId, Pass, Policies, Policy, Registered, Saved,
 };
 use ebbtide_store::{
-    AnyStore, FileConfig, FileStore, HostConfig, HostStore, Row, Throttle, Timeline,
-    spill_dir,
+    AnyStore, FileConfig, FileStore, HostConfig, HostStore, Row, Throttle, Timeline, spill_dir,
 };
 
 use crate::error::{Error, Kind};

@@ -116,7 +116,7 @@ fn budgets_hold_from_the_first_step_on() {
     for part in [0.02, 0.2, 0.5, 1.0] {
         let budget = known.at(part);
         let swap = engine();
-        let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Bytes(budget)).unwrap();
+        let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Bytes(budget));
         for step in 0..5 {
             HEAP.reset_peak();
             let (_, gradients) = model.swapped(&swap, &ids).unwrap();
@@ -137,7 +137,7 @@ fn a_budget_that_is_too_small_is_an_error_that_names_the_least() {
     let model = Model::new(LAYERS, F32);
     let ids = model.ids(4, 16, 0);
     let swap = engine();
-    let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Bytes(1000)).unwrap();
+    let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Bytes(1000));
     drop(model.swapped(&swap, &ids).unwrap());
     let error = auto.after_step(&swap, Duration::from_millis(5)).unwrap_err();
     let text = error.to_string();
@@ -152,7 +152,7 @@ fn c23_other_shapes_are_traced_again() {
     let _turn = turn();
     let model = Model::new(LAYERS, F32);
     let swap = engine();
-    let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Percent(60.0)).unwrap();
+    let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Percent(60.0));
     let mut outcomes = Vec::new();
     for batch in [8, 8, 8, 12, 12, 12, 12] {
         let ids = model.ids(batch, 64, 0);
@@ -178,9 +178,7 @@ fn a_layer_with_random_numbers_is_not_recomputed() {
     let mut step = swap.step();
     let params = [("w".to_string(), w.clone())];
     let h = step.layer("sure", &params, &x, |x| x.matmul(&w)?.gelu()).unwrap();
-    let h = step
-        .layer("drawn", &params, &h, |h| h.matmul(&w)? * h.rand_like(0.0, 1.0)?)
-        .unwrap();
+    let h = step.layer("drawn", &params, &h, |h| h.matmul(&w)? * h.rand_like(0.0, 1.0)?).unwrap();
     step.backward(&h.sqr().unwrap().mean_all().unwrap()).unwrap();
     let model = swap.trace(tier()).unwrap().model();
     assert_eq!(model.layers[0].not_recomputable, None);

@@ -215,9 +215,8 @@ fn mode(args: &MemoryArgs, shape: &Shape) -> Result<Mode, Failure> {
         return Ok(Mode::Plan(path.clone()));
     }
     let Some(text) = args.policy.as_deref() else {
-        let text = args.memory.as_deref().unwrap_or(wish::DEFAULT_MEMORY);
-        wish::memory(text)?;
-        return Ok(Mode::Auto(text.to_owned()));
+        wish::memory(args.memory.as_deref())?;
+        return Ok(Mode::Auto(args.memory.clone()));
     };
     policy(text, shape)
 }
@@ -264,7 +263,9 @@ fn tier(args: &MemoryArgs, mode: &Mode, shape: &Shape, timeline: bool) -> Result
         return Err(without_effect(&message));
     }
     if args.prefetch.is_some() && !matches!(mode, Mode::Policy(_)) && !args.compare {
-        return Err(without_effect("--prefetch has no effect under a plan, which says what loads when"));
+        return Err(without_effect(
+            "--prefetch has no effect under a plan, which says what loads when",
+        ));
     }
     let kind = args.tier.unwrap_or(TierKind::File);
     if kind == TierKind::Host && args.spill_dir.is_some() {

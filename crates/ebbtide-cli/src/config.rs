@@ -48,8 +48,8 @@ pub(crate) enum Mode {
     Plain,
     /// A policy as the user wrote it; it has been checked.
     Policy(String),
-    /// A plan for so much memory, as the user wrote it; it has been checked.
-    Auto(String),
+    /// A plan for so much memory, as the user wrote it, checked; `None` if nothing was said.
+    Auto(Option<String>),
     /// The plan in this file.
     Plan(PathBuf),
 }

@@ -29,12 +29,12 @@ impl Planner {
     pub(crate) fn new(setup: &Setup, swap: &Swap) -> Result<Option<Self>, Failure> {
         let (heap, tier) = (memory::heap(), setup.tier.kind.name());
         let auto = match &setup.mode {
-            Mode::Auto(text) => Auto::start(swap, heap, tier, wish::memory(text)?)?,
+            Mode::Auto(text) => Auto::start(swap, heap, tier, wish::memory(text.as_deref())?),
             Mode::Plan(path) => {
                 let file = PlanFile::read(path).map_err(|error| {
                     Failure::bad_input(error.to_string(), error.hint().to_owned())
                 })?;
-                Auto::with_plan(swap, heap, tier, file)?
+                Auto::with_plan(swap, heap, tier, file)
             }
             Mode::Plain | Mode::Policy(_) => return Ok(None),
         };
@@ -62,7 +62,8 @@ impl Planner {
                 self.said.push(format!("the tier's speed has changed; {}", plan.sentence()));
             }
             (Outcome::Departed, _) => {
-                self.said.push("layers save other bytes than before: tracing them again".to_owned());
+                self.said
+                    .push("layers save other bytes than before: tracing them again".to_owned());
             }
             _ => {}
         }

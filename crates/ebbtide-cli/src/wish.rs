@@ -5,11 +5,12 @@ use ebbtide_core::size;
 
 use crate::failure::Failure;
 
-/// What `train` does when nothing is said.
-pub(crate) const DEFAULT_MEMORY: &str = "40%";
+/// What `train` does when nothing is said; a small model gets more where that is too little.
+const DEFAULT: Memory = Memory::PercentOrLeast(40.);
 
 /// Reads `700MiB` or `40%`.
-pub(crate) fn memory(text: &str) -> Result<Memory, Failure> {
+pub(crate) fn memory(text: Option<&str>) -> Result<Memory, Failure> {
+    let Some(text) = text else { return Ok(DEFAULT) };
     let Some(number) = text.trim().strip_suffix('%') else {
         return Ok(Memory::Bytes(size::parse(text)?));
     };
@@ -45,10 +46,10 @@ mod tests {
 
     #[test]
     fn sizes_and_parts_are_read() {
-        assert_eq!(memory("1MiB").unwrap(), Memory::Bytes(1 << 20));
-        assert_eq!(memory("12.5 %").unwrap(), Memory::Percent(12.5));
+        assert_eq!(memory(Some("1MiB")).unwrap(), Memory::Bytes(1 << 20));
+        assert_eq!(memory(Some("12.5 %")).unwrap(), Memory::Percent(12.5));
         for wrong in ["0%", "-1%", "nan%", "inf%", "%", "1e3%", "1001%", "four"] {
-            assert!(memory(wrong).is_err(), "{wrong}");
+            assert!(memory(Some(wrong)).is_err(), "{wrong}");
         }
     }
 

@@ -1,4 +1,4 @@
-//! `--compare`: four modes in turns, each in a process of its own.
+//! `--compare`: five modes in turns, each in a process of its own.
 
 mod common;
 
@@ -8,7 +8,7 @@ use common::{Place, names, numbers, text};
 use rustix::process::{Pid, Signal, kill_process};
 
 #[test]
-fn four_modes_give_the_same_and_say_so() {
+fn five_modes_give_the_same_and_say_so() {
     for dtype in ["f32", "bf16"] {
         let place = Place::new();
         let args = ["--compare", "--steps", "3", "--dtype", dtype, "--json", "r"];
@@ -17,7 +17,7 @@ fn four_modes_give_the_same_and_say_so() {
         assert_eq!(report["identical"], true);
         let runs = report["runs"].as_array().unwrap();
         let modes: Vec<_> = runs.iter().map(|run| run["mode"].as_str().unwrap()).collect();
-        assert_eq!(modes, ["plain", "keep", "swap", "recompute"]);
+        assert_eq!(modes, ["plain", "keep", "swap", "recompute", "auto"]);
         for run in runs {
             assert_eq!(run["steps"], 3);
             assert_eq!(run["gradients_xxh3"], runs[0]["gradients_xxh3"]);
@@ -25,7 +25,7 @@ fn four_modes_give_the_same_and_say_so() {
         }
         let said = text(&output.stdout);
         assert_eq!(said.lines().last(), Some("losses and gradients: bit-identical"));
-        assert_eq!(said.lines().count(), 6, "head, four rows, one sentence:\n{said}");
+        assert_eq!(said.lines().count(), 7, "head, five rows, one sentence:\n{said}");
     }
 }
 
@@ -57,9 +57,9 @@ fn c22_workers_end_with_a_killed_parent() {
     let place = Place::new();
     let mut parent = place.spawn(&["--compare", "--steps", "1000000"]);
     let mut workers = Vec::new();
-    wait_until("the start of four workers", || {
+    wait_until("the start of five workers", || {
         workers = children(parent.id());
-        workers.len() == 4
+        workers.len() == 5
     });
     // Into the steps.
     std::thread::sleep(Duration::from_millis(300));
@@ -77,9 +77,9 @@ fn a_killed_worker_is_an_error_that_names_its_mode() {
     let place = Place::new();
     let parent = place.spawn(&["--compare", "--steps", "1000000", "--json", "r"]);
     let mut workers = Vec::new();
-    wait_until("the start of four workers", || {
+    wait_until("the start of five workers", || {
         workers = children(parent.id());
-        workers.len() == 4
+        workers.len() == 5
     });
     std::thread::sleep(Duration::from_millis(100));
     let last = workers.iter().max().copied().and_then(Pid::from_raw).unwrap();

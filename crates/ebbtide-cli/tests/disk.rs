@@ -31,7 +31,7 @@ fn c21_a_spill_that_can_not_be_written_is_an_error_that_names_the_folder() {
     let said = text(&output.stderr);
     let lines: Vec<_> = said.lines().rev().take(2).collect();
     assert!(lines[0].starts_with("hint: "), "{said}");
-    assert!(lines[1].starts_with("error: swap: ") && lines[1].contains(spill), "{said}");
+    assert!(lines[1].starts_with("error: auto: ") && lines[1].contains(spill), "{said}");
     assert_eq!(names(place.spill.path()), [""; 0], "a spill file was left");
 }
 

@@ -145,13 +145,58 @@ fn c17_policies_that_can_not_be_followed() {
     error: policy ``: `` is neither a policy nor a range with one
     hint: write plain, keep, swap, recompute, or ranges of layers from 0 such as 0-7:swap,8-10:recompute
     ");
-    assert_snapshot!(refused_training(&["--layers", "1"]), @r"
+    assert_snapshot!(refused_training(&["--layers", "1", "--policy", "swap"]), @r"
     error: policy `swap` has no effect with one layer: the last layer is always kept
     hint: name the layer (--policy 0:swap), or use more layers or --policy keep
     ");
     assert_snapshot!(refused_training(&["--layers", "1", "--policy", "recompute"]), @r"
     error: policy `recompute` has no effect with one layer: the last layer is always kept
     hint: name the layer (--policy 0:recompute), or use more layers or --policy keep
+    ");
+}
+
+#[test]
+fn c17_budgets_and_rates_that_mean_nothing() {
+    assert_snapshot!(refused_training(&["--memory", "0%"]), @r"
+    error: --memory 0%: the part is no number above zero
+    hint: write it like 40%, or give a size such as 700MiB
+    ");
+    assert_snapshot!(refused_training(&["--memory", "lots"]), @r"
+    error: size `lots`: it does not start with a number
+    hint: write it like 512MiB or 1.5GiB
+    ");
+    assert_snapshot!(refused_training(&["--throttle-gbps", "1"]), @r"
+    error: --throttle-gbps 1: it is not two rates of at least 0.001
+    hint: write gigabytes a second out and in, such as 0.5,0.5
+    ");
+    assert_snapshot!(refused_training(&["--tier", "host", "--throttle-gbps", "1,1"]), @r"
+    error: --throttle-gbps has no effect with --tier host
+    hint: leave it out, or change what it depends on
+    ");
+    assert_snapshot!(refused_training(&["--memory", "50%", "--prefetch", "2"]), @r"
+    error: --prefetch has no effect under a plan, which says what loads when
+    hint: leave it out, or change what it depends on
+    ");
+}
+
+/// C17: three ways to say the same thing exclude one another.
+#[test]
+fn c17_a_budget_a_policy_and_a_plan_exclude_each_other() {
+    assert_snapshot!(refused_training(&["--memory", "50%", "--policy", "swap"]), @r"
+    error: the argument '--memory <SIZE|PERCENT>' cannot be used with '--policy <POLICY>'
+    hint: `ebbtide train --help` lists what can be given
+    ");
+    assert_snapshot!(refused_training(&["--memory", "50%", "--plan", "p"]), @r"
+    error: the argument '--memory <SIZE|PERCENT>' cannot be used with '--plan <FILE>'
+    hint: `ebbtide train --help` lists what can be given
+    ");
+    assert_snapshot!(refused_training(&["--policy", "keep", "--plan", "p"]), @r"
+    error: the argument '--policy <POLICY>' cannot be used with '--plan <FILE>'
+    hint: `ebbtide train --help` lists what can be given
+    ");
+    assert_snapshot!(refused_training(&["--compare", "--plan", "short.txt"]), @r"
+    error: --plan can't be used with --compare, which runs five trainings from the start
+    hint: leave out --plan or --compare
     ");
 }
 
@@ -287,23 +332,23 @@ fn files_that_can_not_be_resumed() {
 #[test]
 fn settings_that_a_comparison_has_no_place_for() {
     assert_snapshot!(refused_training(&["--compare", "--policy", "swap"]), @r"
-    error: --policy can't be used with --compare, which runs four trainings from the start
+    error: --policy can't be used with --compare, which runs five trainings from the start
     hint: leave out --policy or --compare
     ");
     assert_snapshot!(refused_training(&["--compare", "--save", "x"]), @r"
-    error: --save can't be used with --compare, which runs four trainings from the start
+    error: --save can't be used with --compare, which runs five trainings from the start
     hint: leave out --save or --compare
     ");
     assert_snapshot!(refused_training(&["--compare", "--resume", "x"]), @r"
-    error: --resume can't be used with --compare, which runs four trainings from the start
+    error: --resume can't be used with --compare, which runs five trainings from the start
     hint: leave out --resume or --compare
     ");
     assert_snapshot!(refused_training(&["--compare", "--sample", "5"]), @r"
-    error: --sample can't be used with --compare, which runs four trainings from the start
+    error: --sample can't be used with --compare, which runs five trainings from the start
     hint: leave out --sample or --compare
     ");
     assert_snapshot!(refused_training(&["--compare", "--timeline", "x"]), @r"
-    error: --timeline can't be used with --compare, which runs four trainings from the start
+    error: --timeline can't be used with --compare, which runs five trainings from the start
     hint: leave out --timeline or --compare
     ");
 }

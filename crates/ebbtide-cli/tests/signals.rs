@@ -38,7 +38,7 @@ fn c26_a_signal_ends_the_run_with_its_table_and_files() {
         let args = ["--steps", "1000000", "--json", "r", "--save", "s", "--timeline", "t"];
         let (status, said) = interrupt(place.spawn(&args), &[signal]);
         assert_eq!(status.code(), Some(code));
-        assert!(said.starts_with("mode ") && said.contains("\nswap "), "{said}");
+        assert!(said.starts_with("mode ") && said.contains("\nauto "), "{said}");
         assert_eq!(names(place.path()), ["r", "s", "t"]);
         assert_eq!(names(place.spill.path()), [""; 0]);
 

@@ -44,7 +44,7 @@ fn a_single_mode_is_measured_against_three_plain_steps() {
     let report = place.json("report.json");
     let runs = report["runs"].as_array().unwrap();
     let modes: Vec<_> = runs.iter().map(|r| (&r["mode"], &r["tier"], &r["steps"])).collect();
-    let expected = serde_json::json!([["plain", null, 3], ["swap", "file", 5]]);
+    let expected = serde_json::json!([["plain", null, 3], ["auto", "file", 5]]);
     assert_eq!(serde_json::json!(modes), expected);
     assert_eq!(numbers(&runs[0]["loss"])[..], numbers(&runs[1]["loss"])[..3]);
     assert_eq!(runs[0]["moved_out_bytes"], 0);
@@ -101,7 +101,7 @@ fn bars_and_chatter_stay_where_they_belong() {
     let place = Place::new();
     let said = text(&place.trained(&["--steps", "20"]).stderr);
     assert!(!said.contains('\r') && !said.contains('\u{1b}'), "{said:?}");
-    let lines = said.lines().filter(|line| line.starts_with("swap, step ")).count();
+    let lines = said.lines().filter(|line| line.starts_with("auto, step ")).count();
     assert_eq!(lines, 10, "a line for each tenth of the steps:\n{said}");
 
     let output = place.trained(&["--steps", "20", "--quiet"]);
@@ -214,7 +214,7 @@ fn help_and_version_are_data() {
     let help = place.run(&["train", "--help"]);
     assert!(help.status.success() && help.stderr.is_empty());
     let help = text(&help.stdout);
-    for default in ["12", "256", "8", "4", "40", "1", "3e-4", "f32", "swap", "file"] {
+    for default in ["12", "256", "8", "4", "40", "1", "3e-4", "f32", "40%", "file"] {
         assert!(help.contains(&format!("[default: {default}]")), "{default}:\n{help}");
     }
     assert!(!text(&place.run(&["--help"]).stdout).contains("worker"));

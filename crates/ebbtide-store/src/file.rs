@@ -16,8 +16,8 @@ use crate::queue::{Queue, Task, Way};
 use crate::raw::RawFile;
 use crate::ring::Ring;
 use crate::space;
-use crate::throttle::Pace;
 use crate::spill::SpillFile;
+use crate::throttle::Pace;
 use crate::transfer::{Io, Lane};
 use crate::worker::Worker;
 
@@ -119,7 +119,8 @@ impl<B: Bytes + Send + 'static> FileStore<B> {
     fn start(&mut self, config: &FileConfig, rings: Vec<Ring>) -> Result<(), BackendError> {
         let mut rings = rings.into_iter();
         let paces = config.throttle.map(Pace::both);
-        let mut paces = paces.into_iter().flat_map(|(out, back)| [(Way::Out, out), (Way::In, back)]);
+        let mut paces =
+            paces.into_iter().flat_map(|(out, back)| [(Way::Out, out), (Way::In, back)]);
         let workers = if config.throttle.is_some() { 2 } else { config.workers };
         for number in 0..workers {
             let worker = Worker {

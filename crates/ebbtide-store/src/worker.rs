@@ -38,7 +38,9 @@ pub(crate) struct Worker<B> {
 impl<B: Bytes> Worker<B> {
     /// Runs jobs until the queue is closed.
     pub(crate) fn run(mut self) {
-        while let Some(Job { ticket, task, block, bytes }) = self.queue.pop(self.pace.as_ref().map(|(way, _)| *way)) {
+        while let Some(Job { ticket, task, block, bytes }) =
+            self.queue.pop(self.pace.as_ref().map(|(way, _)| *way))
+        {
             let end = self.pace.as_ref().map(|(_, pace)| pace.end(bytes));
             let (outcome, extent) = match task {
                 Task::Write(extent) => self.write(block, bytes, extent, end),
