@@ -5,20 +5,21 @@ use std::time::Duration;
 use ebbtide_core::Plan;
 use ebbtide_core::size;
 use ebbtide_plan::trace::{LinkRecord, TierRecord};
-use ebbtide_plan::{Model, PlanFile, Planned, Prediction, Solver, Trace, plan, predict};
+use ebbtide_plan::{
+    Model, PlanFile, Planned, Prediction, Pure, Solver, Trace, plan, plan_pure, predict,
+};
 
 use crate::error::{Error, Kind};
 use crate::heap::Heap;
 use crate::record::Recording;
-use crate::run::StepTimes;
 use crate::swap::Swap;
 use crate::tracing::plain_peak;
 
 /// Steps that are traced before the first plan: bytes are the most of them, times the least.
 const TRACED: usize = 2;
-/// A link that is off by more than this has drifted.
+/// A link, or computing, that is off by more than this has drifted.
 const DRIFT: f64 = 0.2;
-/// Links are corrected at most so many times in a row: the rest is noise.
+/// Speeds are corrected at most so many times in a row: the rest is noise.
 const CORRECTIONS: u32 = 3;
 
 /// How many bytes of the device a step may use.
@@ -57,7 +58,8 @@ pub enum Outcome {
     Planned,
     /// It ran under the plan, as was expected.
     AsPlanned,
-    /// It ran under the plan, and the next one follows a new plan, since a link has drifted.
+    /// It ran under the plan, and the next one follows a new plan, since the tier or computing has become
+    /// faster or slower.
     Replanned,
     /// It met layers that it was not planned for: the next ones are traced.
     Departed,
@@ -108,6 +110,7 @@ pub struct Auto {
     tier: TierRecord,
     settled: Option<Settled>,
     corrections: u32,
+    only: Option<Pure>,
 }
 
 impl Auto {
@@ -125,7 +128,14 @@ impl Auto {
         // A tier that has no room for a measurement may have room for a step.
         let tier = swap.measure_tier(tier).unwrap_or_else(|_| guess(tier));
         swap.start_tracing(heap);
-        Self { wanted, heap, tier, settled: None, corrections: 0 }
+        Self { wanted, heap, tier, settled: None, corrections: 0, only: None }
+    }
+
+    /// Plans with one means alone, for comparison.
+    #[must_use]
+    pub fn only(mut self, pure: Pure) -> Self {
+        self.only = Some(pure);
+        self
     }
 
     /// What is followed now; `None` while steps are traced.
@@ -153,7 +163,7 @@ impl Auto {
             self.settled = None;
             return Ok(Outcome::Departed);
         }
-        if !self.correct(swap.last_step()) {
+        if !self.correct(swap, took) {
             return Ok(Outcome::AsPlanned);
         }
         self.settle(swap)?;
@@ -166,7 +176,7 @@ impl Auto {
         let trace = swap.trace(self.tier.clone())?;
         let model = trace.model();
         match &self.wanted {
-            Wanted::Budget(memory) => find(&model, *memory, &recording).map(drop),
+            Wanted::Budget(memory) => self.find(&model, *memory, &recording).map(drop),
             Wanted::File(file) => resolve(file, &model, &recording).map(drop),
         }
     }
@@ -178,7 +188,8 @@ impl Auto {
         let plain_peak_bytes = plain_peak(&recording);
         let (memory_bytes, plan, prediction) = match &self.wanted {
             Wanted::Budget(memory) => {
-                let Planned { plan, prediction, budget, .. } = find(&model, *memory, &recording)?;
+                let Planned { plan, prediction, budget, .. } =
+                    self.find(&model, *memory, &recording)?;
                 (budget, plan, prediction)
             }
             Wanted::File(file) => {
@@ -191,18 +202,44 @@ impl Auto {
         Ok(())
     }
 
-    /// Compares links with what was predicted of them. Whether one has drifted, and was corrected.
-    fn correct(&mut self, times: StepTimes) -> bool {
+    /// The plan for so much memory.
+    fn find(&self, model: &Model, memory: Memory, recording: &Recording) -> Result<Planned, Error> {
+        let mut budget = budget(memory, recording.static_bytes, plain_peak(recording));
+        if let Memory::PercentOrLeast(_) = memory {
+            budget = budget.max(recording.peak_bytes);
+        }
+        let search = |budget: u64| match self.only {
+            Some(pure) => plan_pure(model, budget, pure),
+            None => plan(model, budget, Solver::Fast),
+        };
+        let mut planned = search(budget);
+        if let (Err(error), Memory::PercentOrLeast(_)) = (&planned, memory) {
+            planned = search(error.least.bytes);
+        }
+        let planned = planned.map_err(|error| {
+            let (message, hint) = (error.to_string(), error.hint());
+            Error::new(Kind::NoPlan { message, hint })
+        })?;
+        within(planned.budget, recording.peak_bytes)?;
+        Ok(planned)
+    }
+
+    /// Compares the step with what was predicted of it. Whether the machine has drifted; what is
+    /// known of it is corrected then.
+    fn correct(&mut self, swap: &Swap, took: Duration) -> bool {
         let Some(settled) = &self.settled else { return false };
         let Some(expected) = settled.prediction.tiers.first() else { return false };
+        let (times, model) = (swap.last_step(), settled.trace.model());
         let drift = |expected: u64, found: u64| {
             let known = expected > 0 && found > 0;
             if known { found as f64 / expected as f64 } else { 1.0 }
         };
         let out = drift(expected.out.busy_ns, times.out.busy_ns);
         let back = drift(expected.back.busy_ns, times.back.busy_ns);
+        let layers = settled.prediction.compute_ns - model.fixed_ns;
+        let compute = drift(layers, times.compute_ns);
         let has_drifted = |ratio: f64| !(1.0 - DRIFT..=1.0 + DRIFT).contains(&ratio);
-        if !has_drifted(out) && !has_drifted(back) {
+        if ![out, back, compute].into_iter().any(has_drifted) {
             self.corrections = 0;
             return false;
         }
@@ -214,6 +251,8 @@ impl Auto {
             link.bytes_per_s = scaled(link.bytes_per_s, ratio);
             link.bytes_per_s_busy = scaled(link.bytes_per_s_busy, ratio);
         }
+        let beside = took.saturating_sub(Duration::from_nanos(times.compute_ns + times.waited_ns));
+        swap.correct_times(compute, beside);
         true
     }
 }
@@ -244,24 +283,6 @@ fn budget(memory: Memory, base: u64, plain: u64) -> u64 {
             base + (plain.saturating_sub(base) as f64 * percent.max(0.0) / 100.0) as u64
         }
     }
-}
-
-/// The plan for so much memory.
-fn find(model: &Model, memory: Memory, recording: &Recording) -> Result<Planned, Error> {
-    let mut budget = budget(memory, recording.static_bytes, plain_peak(recording));
-    if let Memory::PercentOrLeast(_) = memory {
-        budget = budget.max(recording.peak_bytes);
-    }
-    let mut planned = plan(model, budget, Solver::Fast);
-    if let (Err(error), Memory::PercentOrLeast(_)) = (&planned, memory) {
-        planned = plan(model, error.least.bytes, Solver::Fast);
-    }
-    let planned = planned.map_err(|error| {
-        let (message, hint) = (error.to_string(), error.hint());
-        Error::new(Kind::NoPlan { message, hint })
-    })?;
-    within(planned.budget, recording.peak_bytes)?;
-    Ok(planned)
 }
 
 /// The plan of a file, if it fits this model.

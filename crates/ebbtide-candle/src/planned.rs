@@ -81,6 +81,13 @@ impl Swap {
         self.inner().course.last
     }
 
+    /// Layers take so many times as long as was traced, and the rest of a step takes that long.
+    pub(crate) fn correct_times(&self, factor: f64, beside: Duration) {
+        if let Some(recording) = &mut self.inner().course.recording {
+            recording.correct_times(factor, beside);
+        }
+    }
+
     pub(crate) fn recording(&self) -> Result<Recording, Error> {
         let mut inner = self.inner();
         inner.course.close(None);

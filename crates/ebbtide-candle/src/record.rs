@@ -175,6 +175,17 @@ impl Recording {
         self.steps += other.steps;
     }
 
+    /// Corrects times by what steps under a plan took.
+    pub(crate) fn correct_times(&mut self, factor: f64, beside: Duration) {
+        for layer in &mut self.layers {
+            for ns in [&mut layer.forward_ns, &mut layer.backward_ns, &mut layer.hash_ns] {
+                *ns =
+                    Duration::from_nanos(*ns).mul_f64(factor).as_nanos().try_into().unwrap_or(*ns);
+            }
+        }
+        self.fixed_ns = beside.as_nanos().try_into().unwrap_or(self.fixed_ns);
+    }
+
     /// Takes in one more step.
     pub(crate) fn add(known: &mut Option<Self>, step: Self) {
         match known {

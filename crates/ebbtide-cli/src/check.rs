@@ -245,7 +245,7 @@ fn swaps(mode: &Mode, shape: &Shape) -> bool {
         Mode::Plain => false,
         Mode::Policy(text) => Policies::parse(text, shape.layers)
             .is_ok_and(|all| all.iter().any(|policy| policy == Policy::Swap)),
-        Mode::Auto(_) | Mode::Plan(_) => true,
+        Mode::Auto(_) | Mode::Only { .. } | Mode::Plan(_) => true,
     }
 }
 

@@ -50,6 +50,8 @@ pub(crate) enum Mode {
     Policy(String),
     /// A plan for so much memory, as the user wrote it, checked; `None` if nothing was said.
     Auto(Option<String>),
+    /// The same with one means alone: `swap` or `recompute`. For comparison; workers only.
+    Only { means: String, memory: String },
     /// The plan in this file.
     Plan(PathBuf),
 }
@@ -60,6 +62,7 @@ impl Mode {
             Self::Plain => "plain",
             Self::Policy(text) => text,
             Self::Auto(_) => "auto",
+            Self::Only { means, .. } => means,
             Self::Plan(_) => "plan",
         }
     }

@@ -42,7 +42,9 @@ impl Engine {
             Mode::Plain => return Ok(Self::Plain),
             Mode::Policy(text) => Policies::parse(text, layers)?,
             // While steps are traced everything moves; then the plan decides.
-            Mode::Auto(_) | Mode::Plan(_) => Policies::uniform(Policy::Swap, layers),
+            Mode::Auto(_) | Mode::Only { .. } | Mode::Plan(_) => {
+                Policies::uniform(Policy::Swap, layers)
+            }
         };
         let swaps = policies.iter().any(|policy| policy == Policy::Swap);
         let mut builder = Swap::builder(policies).tier(match setup.tier.kind {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ebbtide_candle::{Auto, Outcome, Swap};
 use ebbtide_core::size;
-use ebbtide_plan::PlanFile;
+use ebbtide_plan::{PlanFile, Pure};
 
 use crate::config::{Mode, Setup};
 use crate::failure::Failure;
@@ -36,6 +36,10 @@ impl Planner {
                 })?;
                 Auto::with_plan(swap, heap, tier, file)
             }
+            Mode::Only { means, memory } => {
+                let pure = if means == "swap" { Pure::Swap } else { Pure::Recompute };
+                Auto::start(swap, heap, tier, wish::memory(Some(memory))?).only(pure)
+            }
             Mode::Plain | Mode::Policy(_) => return Ok(None),
         };
         let (plan, overlap, said) = (None, Overlap::default(), Vec::new());
@@ -59,7 +63,10 @@ impl Planner {
         match (outcome, &self.plan) {
             (Outcome::Planned, Some(plan)) => self.said.push(plan.sentence()),
             (Outcome::Replanned, Some(plan)) => {
-                self.said.push(format!("the tier's speed has changed; {}", plan.sentence()));
+                self.said.push(format!(
+                    "tier or computing have become faster or slower; {}",
+                    plan.sentence()
+                ));
             }
             (Outcome::Departed, _) => {
                 self.said
