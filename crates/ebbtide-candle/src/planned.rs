@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use candle_core::{DType, Device, Tensor};
 use ebbtide_core::Schedule;
 use ebbtide_plan::Trace;
 use ebbtide_plan::trace::TierRecord;
@@ -23,6 +24,7 @@ impl Swap {
     ///
     /// What earlier traced steps wrote down is forgotten.
     pub fn start_tracing(&self, heap: &'static Heap) {
+        warm_up();
         let course = &mut self.inner().course;
         course.close(None);
         (course.kind, course.recording, course.lost) = (run::Kind::Trace(heap), None, false);
@@ -93,4 +95,20 @@ impl Swap {
         inner.course.close(None);
         inner.course.recording.clone().ok_or_else(|| Error::new(Kind::NotTraced))
     }
+}
+
+/// Has every thread that multiplies matrices take what it keeps for good (2 MiB on many machines,
+/// at its first product): otherwise that happens in whichever step gives it work first, and the step
+/// needs more than was traced.
+fn warm_up() {
+    let product = || -> candle_core::Result<()> {
+        let (tall, small) = (Tensor::ones((4096, 64), DType::F32, &Device::Cpu)?, (64, 64));
+        let small = Tensor::ones(small, DType::F32, &Device::Cpu)?;
+        tall.matmul(&small)?;
+        small.matmul(&tall.t()?)?;
+        Ok(())
+    };
+    // Without memory for it, a step will say so.
+    let _ = rayon::broadcast(|_| product().is_ok());
+    let _ = product();
 }
