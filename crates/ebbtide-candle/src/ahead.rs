@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use candle_core::{Tensor, Var};
 use ebbtide_core::LayerId;
+use ebbtide_store::Row;
 
 use crate::error::Error;
 use crate::graph::Scope;
@@ -31,6 +32,7 @@ pub(crate) fn look_ahead(
     if !swap.inner().probes() || swap.inner().knows(layer) {
         return Ok(());
     }
+    let started = Instant::now();
     let (inputs, loans) = lend_inputs(inputs).map_err(Error::in_layer(name))?;
     let scope = Scope { layer: name, inputs: &inputs, params, before: 0 };
     let form = look_for_dead(swap, layer, &scope, function)?;
@@ -40,6 +42,7 @@ pub(crate) fn look_ahead(
         swap.inner().learn_repeats(layer, &form.signature, repeats, started);
     }
     drop(loans);
+    swap.inner().span(Row::Compute, || format!("{name} probe"), started);
     Ok(())
 }
 

@@ -124,6 +124,21 @@ impl LayerNotes {
         peak.saturating_sub(self.live_bytes())
     }
 
+    fn lower(&mut self, bytes: u64) {
+        let all = [
+            &mut self.before_forward,
+            &mut self.at_forward,
+            &mut self.forward_peak,
+            &mut self.before_backward,
+            &mut self.at_backward,
+            &mut self.backward_peak,
+            &mut self.after,
+        ];
+        for above in all {
+            *above = above.saturating_sub(bytes);
+        }
+    }
+
     /// The most of two steps in bytes, the least in time. `false` if it is another layer.
     fn merge(&mut self, other: &Self) -> bool {
         if self.name != other.name || self.storages != other.storages {
@@ -161,7 +176,12 @@ pub(crate) struct Recording {
 }
 
 impl Recording {
-    fn merge(&mut self, other: Self) {
+    fn merge(&mut self, mut other: Self) {
+        // What a step takes for good (a thread's buffers, say) is workspace in the step that does, and
+        // part of what is always there afterwards.
+        let static_bytes = self.static_bytes.max(other.static_bytes);
+        self.rebase(static_bytes);
+        other.rebase(static_bytes);
         let same = self.layers.len() == other.layers.len()
             && self.layers.iter_mut().zip(&other.layers).all(|(mine, other)| mine.merge(other));
         if !same {
@@ -169,10 +189,16 @@ impl Recording {
             *self = other;
             return;
         }
-        self.static_bytes = self.static_bytes.max(other.static_bytes);
         self.fixed_ns = self.fixed_ns.min(other.fixed_ns);
         self.peak_bytes = self.peak_bytes.max(other.peak_bytes);
         self.steps += other.steps;
+    }
+
+    /// The same bytes above another, higher base.
+    fn rebase(&mut self, static_bytes: u64) {
+        let higher = static_bytes - self.static_bytes;
+        self.static_bytes = static_bytes;
+        self.layers.iter_mut().for_each(|layer| layer.lower(higher));
     }
 
     /// Corrects times by what steps under a plan took.

@@ -9,7 +9,10 @@ fn the_json_has_every_field_and_no_other() {
     let place = Place::new();
     place.trained(&["--steps", "4", "--quiet", "--json", "report.json"]);
     let report = place.json("report.json");
-    assert_eq!(keys(&report), ["command", "device", "identical", "model", "runs", "schema"]);
+    assert_eq!(
+        keys(&report),
+        ["command", "device", "identical", "model", "overlap", "plan", "runs", "schema"]
+    );
     assert_eq!(report["schema"], 1);
     assert_eq!(report["command"], "train");
     assert_eq!(report["device"], "cpu");
@@ -21,7 +24,7 @@ fn the_json_has_every_field_and_no_other() {
     assert_eq!(report["model"], model);
     let fields = "base_bytes dropped_bytes gradients_bytes gradients_tensors gradients_xxh3 loss \
         missed_prefetches mode moved_in_bytes moved_out_bytes peak_bytes peak_rss_bytes probe_ms \
-        recompute_ms step_ms steps tier wait_ms";
+        recompute_ms step_ms step_peak_bytes steps tier wait_ms";
     for run in report["runs"].as_array().unwrap() {
         assert_eq!(keys(run).join(" "), fields);
         let steps = usize::try_from(run["steps"].as_u64().unwrap()).unwrap();
@@ -66,11 +69,12 @@ fn plain_runs_alone() {
 #[test]
 fn policies_by_layer_and_the_host_tier_run_and_give_the_same() {
     let place = Place::new();
-    let runs: [&[&str]; 4] = [
+    let runs: [&[&str]; 5] = [
         &["--policy", "plain"],
         &["--policy", "0-0:recompute,1:swap"],
-        &["--tier", "host", "--prefetch", "0"],
-        &["--spill-dir", ".", "--host-bytes", "64MiB", "--prefetch", "2"],
+        &["--policy", "swap", "--tier", "host", "--prefetch", "0"],
+        &["--policy", "swap", "--spill-dir", ".", "--host-bytes", "64MiB", "--prefetch", "2"],
+        &["--memory", "100%", "--tier", "host"],
     ];
     let mut hashes = Vec::new();
     for run in runs {
@@ -137,7 +141,7 @@ fn the_host_tier_says_that_it_saves_nothing() {
 fn a_timeline_is_json() {
     let place = Place::new();
     // Loads on demand, so that there are waits.
-    place.trained(&["--steps", "3", "--timeline", "t.json", "--prefetch", "0"]);
+    place.trained(&["--steps", "3", "--timeline", "t.json", "--policy", "swap", "--prefetch", "0"]);
     let timeline = place.json("t.json");
     let events = timeline.as_array().unwrap();
     let of = |phase: &str| {
