@@ -55,7 +55,7 @@ impl Error {
             Kind::Candle { .. } => return None,
             Kind::Engine(error) => return error.hint(),
             Kind::Tier(error) => return error.hint(),
-            Kind::Setting { hint, .. } => hint,
+            Kind::Setting { hint, .. } | Kind::NoPlan { hint, .. } => hint,
             Kind::UnlistedCapture { .. } => {
                 "name every variable the closure uses in `params`, and pass every other tracked \
                  tensor as an input; a layer can't run inside another one"
@@ -78,7 +78,6 @@ impl Error {
             Kind::PutAside { .. } => "return it as an output of the layer",
             Kind::Device { .. } => "move the model to the CPU",
             Kind::Trace(error) => error.hint(),
-            Kind::NoPlan { hint, .. } => hint,
             Kind::Misfit(error) => error.hint(),
             Kind::NotTraced => "run a step after `Swap::start_tracing` first",
         })
@@ -116,7 +115,7 @@ impl fmt::Display for Error {
             Kind::Candle { layer: None, .. } => f.write_str("Candle failed outside the layers"),
             Kind::Engine(error) => error.fmt(f),
             Kind::Tier(error) => error.fmt(f),
-            Kind::Setting { message, .. } => f.write_str(message),
+            Kind::Setting { message, .. } | Kind::NoPlan { message, .. } => f.write_str(message),
             Kind::UnlistedCapture { layer, what } => {
                 write!(f, "layer `{layer}` uses {what} that it does not list")
             }
@@ -147,7 +146,6 @@ impl fmt::Display for Error {
                 write!(f, "layer `{layer}` got a tensor on {device}; only CPU tensors are swapped")
             }
             Kind::Trace(error) => error.fmt(f),
-            Kind::NoPlan { message, .. } => f.write_str(message),
             Kind::Misfit(error) => error.fmt(f),
             Kind::NotTraced => f.write_str("no step of this model has been traced yet"),
         }

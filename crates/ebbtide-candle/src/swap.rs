@@ -117,9 +117,10 @@ impl SwapBuilder {
         engine.observe({
             let (timeline, names) = (self.timeline.clone(), Arc::clone(&names));
             let (told, copies) = (Arc::clone(&told), Arc::clone(&copies));
-            move |event: &Event| match trouble(event) {
-                Some(trouble) => lock(&told).push(trouble),
-                None => {
+            move |event: &Event| {
+                if let Some(trouble) = trouble(event) {
+                    lock(&told).push(trouble);
+                } else {
                     count(&mut lock(&copies), event);
                     record(timeline.as_ref(), &lock(&names), event);
                 }

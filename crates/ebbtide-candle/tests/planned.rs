@@ -88,10 +88,10 @@ fn random_plans_are_exact_and_inside_their_budget() {
     let known = swap.trace(tier()).unwrap().model();
     let mut numbers = Numbers(7);
     for round in 0..24u64 {
-        let plan = random_plan(&mut numbers, &known);
-        let least = need(&known, &plan).unwrap();
+        let drawn = random_plan(&mut numbers, &known);
+        let least = need(&known, &drawn).unwrap();
         let budget = least.bytes + (round % 4) * 200_000;
-        let predicted = predict(&known, &plan, budget).unwrap();
+        let predicted = predict(&known, &drawn, budget).unwrap();
         swap.follow(predicted.schedule).unwrap();
         HEAP.reset_peak();
         let (loss, gradients) = model.swapped(&swap, &ids).unwrap();
@@ -149,6 +149,7 @@ fn a_budget_that_is_too_small_is_an_error_that_names_the_least() {
 /// C23: another batch is no error: what it saves moves at once, and then there is a new plan.
 #[test]
 fn c23_other_shapes_are_traced_again() {
+    use Outcome::{Departed, Planned, Traced};
     let _turn = turn();
     let model = Model::new(LAYERS, F32);
     let swap = engine();
@@ -163,7 +164,6 @@ fn c23_other_shapes_are_traced_again() {
     }
     let known = |outcome: &Outcome| !matches!(outcome, Outcome::AsPlanned | Outcome::Replanned);
     let turns: Vec<Outcome> = outcomes.iter().copied().filter(known).collect();
-    use Outcome::{Departed, Planned, Traced};
     assert_eq!(turns, [Traced, Planned, Departed, Traced, Planned], "{outcomes:?}");
 }
 

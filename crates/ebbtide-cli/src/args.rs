@@ -117,7 +117,7 @@ pub(crate) struct TrainingArgs {
     pub(crate) save: Option<PathBuf>,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Memory")]
 pub(crate) struct MemoryArgs {
     /// All that a step may use, such as 700MiB, or a part of what plain training needs above what

@@ -53,8 +53,8 @@ mod optim;
 mod output;
 mod params;
 mod plan;
-mod planner_args;
 mod planned;
+mod planner_args;
 mod record;
 mod sample;
 mod signals;
@@ -97,7 +97,7 @@ fn run(command: Command) -> Result<u8, Failure> {
         Command::Train(args) => train::run(*args),
         Command::Doctor(args) => doctor::run(args),
         Command::Bench(args) => bench::run(args),
-        Command::Trace(args) => trace::run(&args),
+        Command::Trace(args) => trace::run(args),
         Command::Plan(args) => plan::run(&args),
         Command::Simulate(args) => simulate::run(&args),
         Command::Worker { parent } => worker::serve(parent).map(|()| 0),

@@ -4,8 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use crate::args::{ModelArgs, TierKind};
+
 pub(crate) const TRACE_EXAMPLES: &str = "Examples:
-  ebbtide trace --synthetic 12 -o model.trace
+  ebbtide trace -o model.trace                                        what `train` trains
+  ebbtide trace --layers 24 --d-model 512 -o large.trace
   ebbtide trace --synthetic 24 --storages 20 --seed 5 | ebbtide plan /dev/stdin --memory 30%";
 
 pub(crate) const PLAN_EXAMPLES: &str = "Examples:
@@ -22,18 +25,30 @@ pub(crate) const SIMULATE_EXAMPLES: &str = "Examples:
 /// Of `ebbtide trace`.
 #[derive(Debug, Args)]
 pub(crate) struct TraceArgs {
-    /// Make up a model of so many layers, to try plans on
+    /// Make up a model of so many layers, to try plans on, instead of recording one
     #[arg(long, value_name = "LAYERS", allow_negative_numbers = true)]
-    pub(crate) synthetic: usize,
-    /// Storages of each layer, beside its output
-    #[arg(long, value_name = "N", default_value_t = 8, allow_negative_numbers = true)]
-    pub(crate) storages: usize,
-    /// Decides sizes, times, speeds and what is odd about the model
-    #[arg(long, value_name = "N", default_value_t = 1, allow_negative_numbers = true)]
-    pub(crate) seed: u64,
+    #[arg(conflicts_with_all = ["ModelArgs", "tier", "spill_dir", "throttle_gbps"])]
+    pub(crate) synthetic: Option<usize>,
+    /// Storages of each made-up layer, beside its output [default: 8]
+    #[arg(long, value_name = "N", requires = "synthetic", allow_negative_numbers = true)]
+    pub(crate) storages: Option<usize>,
+    /// Decides sizes, times, speeds and what is odd about a made-up model [default: 1]
+    #[arg(long, value_name = "N", requires = "synthetic", allow_negative_numbers = true)]
+    pub(crate) seed: Option<u64>,
     /// Write the trace to a file [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Where swapped bytes go [default: file]
+    #[arg(long, value_name = "TIER", help_heading = "Memory")]
+    pub(crate) tier: Option<TierKind>,
+    /// Folder of the spill file [default: the one that train spills to]
+    #[arg(long, value_name = "FOLDER", help_heading = "Memory")]
+    pub(crate) spill_dir: Option<PathBuf>,
+    /// Hold the tier to so many gigabytes a second, such as 0.5,0.5
+    #[arg(long, value_name = "OUT,IN", allow_hyphen_values = true, help_heading = "Memory")]
+    pub(crate) throttle_gbps: Option<String>,
 }
 
 /// Of `ebbtide plan`.

@@ -14,8 +14,6 @@ const STEPS: u64 = 3;
 ///
 /// # Errors
 /// The model can't be made or trained, or its spill file can't be used.
-// Wired to its command in the module of that name.
-#[allow(dead_code)]
 pub(crate) fn record(model: ModelArgs, mut memory: MemoryArgs) -> Result<Trace, Failure> {
     // So much that the plan which ends the tracing always fits.
     (memory.memory, memory.policy, memory.plan) = (Some("1000%".to_owned()), None, None);

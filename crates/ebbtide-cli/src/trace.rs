@@ -2,31 +2,40 @@
 
 use ebbtide_plan::{Trace, synthetic};
 
+use crate::args::MemoryArgs;
 use crate::check_files;
 use crate::failure::Failure;
 use crate::files;
 use crate::output::Printer;
 use crate::planner_args::TraceArgs;
+use crate::record::record;
 
 /// Most storages of all layers: more is no model, and would take memory that nobody meant.
 const MOST: usize = 1 << 20;
 
 /// Returns the exit status.
-pub(crate) fn run(args: &TraceArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: TraceArgs) -> Result<u8, Failure> {
     if let Some(path) = &args.output {
         check_files::target("-o", path)?;
     }
-    // The only place where a trace comes from; a recorded one belongs beside it.
-    let trace = made_up(args)?;
-    match &args.output {
+    let output = args.output.clone();
+    let trace = match args.synthetic {
+        Some(layers) => made_up(layers, args.storages.unwrap_or(8), args.seed.unwrap_or(1))?,
+        None => recorded(args)?,
+    };
+    match &output {
         Some(path) => files::write(path, trace.to_json().as_bytes())?,
         None => Printer::data(&trace.to_json())?,
     }
     Ok(0)
 }
 
-fn made_up(args: &TraceArgs) -> Result<Trace, Failure> {
-    let (layers, storages) = (args.synthetic, args.storages);
+fn recorded(args: TraceArgs) -> Result<Trace, Failure> {
+    let TraceArgs { model, tier, spill_dir, throttle_gbps, .. } = args;
+    record(model, MemoryArgs { tier, spill_dir, throttle_gbps, ..MemoryArgs::default() })
+}
+
+fn made_up(layers: usize, storages: usize, seed: u64) -> Result<Trace, Failure> {
     if layers == 0 {
         let message = "--synthetic 0: there has to be at least one layer";
         return Err(Failure::bad_input(message, "write it like --synthetic 12"));
@@ -37,6 +46,6 @@ fn made_up(args: &TraceArgs) -> Result<Trace, Failure> {
         let message = format!("{layers} layers of {storages} storages are more than {MOST} in all");
         return Err(Failure::bad_input(message, hint));
     }
-    synthetic::trace(layers, storages, args.seed)
+    synthetic::trace(layers, storages, seed)
         .map_err(|error| Failure::bad_input(format!("no such model: {error}"), hint))
 }

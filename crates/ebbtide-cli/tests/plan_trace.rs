@@ -37,12 +37,22 @@ fn a_seed_is_a_model() {
 }
 
 #[test]
+fn a_recorded_trace_is_planned_for() {
+    let place = Place::new();
+    let small = ["--layers", "3", "--d-model", "32", "--heads", "2", "--seq", "32", "--batch", "2"];
+    let record: Vec<&str> = ["trace", "-o", "t"].into_iter().chain(small).collect();
+    well(&place, &record);
+    well(&place, &["plan", "t", "--memory", "60%", "-o", "p"]);
+    let train: Vec<&str> =
+        ["train", "--plan", "p", "--steps", "4", "--quiet"].into_iter().chain(small).collect();
+    well(&place, &train);
+}
+
+#[test]
 fn models_that_can_not_be_made_up() {
     let place = Place::new();
-    assert_snapshot!(refused(&place, &["trace"]), @r"
-    error: the following required arguments were not provided: --synthetic <LAYERS>
-    hint: `ebbtide trace --help` lists what can be given
-    ");
+    assert_snapshot!(refused(&place, &["trace", "--storages", "3"]), @"");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "--layers", "3"]), @"");
     assert_snapshot!(refused(&place, &["trace", "--synthetic", "0"]), @r"
     error: --synthetic 0: there has to be at least one layer
     hint: write it like --synthetic 12
