@@ -19,6 +19,8 @@ use crate::tracing::plain_peak;
 const TRACED: usize = 2;
 /// A link, or computing, that is off by more than this has drifted.
 const DRIFT: f64 = 0.2;
+/// What the least budget that is named has to spare, in bytes.
+const SPARE: u64 = 128 << 10;
 /// Speeds are corrected at most so many times in a row: the rest is noise.
 const CORRECTIONS: u32 = 3;
 
@@ -217,6 +219,10 @@ impl Auto {
             planned = search(error.least.bytes);
         }
         let planned = planned.map_err(|error| {
+            // Two runs differ by a few kilobytes: what is named as enough has to be so in both.
+            let mut spare = model.clone();
+            spare.static_bytes += SPARE;
+            let error = plan(&spare, budget, Solver::Fast).err().unwrap_or(error);
             let (message, hint) = (error.to_string(), error.hint());
             Error::new(Kind::NoPlan { message, hint })
         })?;
@@ -306,7 +312,7 @@ fn within(budget: u64, traced: u64) -> Result<(), Error> {
     if traced <= budget {
         return Ok(());
     }
-    let (budget, least) = (size::format(budget), size::format_up(traced));
+    let (budget, least) = (size::format(budget), size::format_up(traced + SPARE));
     let message = format!(
         "no plan fits {budget}: the least found is {least} (the first step, which looks at what \
          layers save)"

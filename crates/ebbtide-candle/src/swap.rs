@@ -118,12 +118,9 @@ impl SwapBuilder {
             let (timeline, names) = (self.timeline.clone(), Arc::clone(&names));
             let (told, copies) = (Arc::clone(&told), Arc::clone(&copies));
             move |event: &Event| {
-                if let Some(trouble) = trouble(event) {
-                    lock(&told).push(trouble);
-                } else {
-                    count(&mut lock(&copies), event);
-                    record(timeline.as_ref(), &lock(&names), event);
-                }
+                lock(&told).extend(trouble(event));
+                count(&mut lock(&copies), event);
+                record(timeline.as_ref(), &lock(&names), event);
             }
         });
         let inner = Inner {
