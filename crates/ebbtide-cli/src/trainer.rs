@@ -159,8 +159,9 @@ impl Trainer {
             peak_bytes: earlier.max(step_peak_bytes),
             step_peak_bytes,
         };
-        self.records.push(record);
+        // Before the step counts: where no plan fits the budget nothing has been trained.
         self.engine.after_step(spent, step_peak_bytes)?;
+        self.records.push(record);
         Ok(record)
     }
 

@@ -74,7 +74,7 @@ fn policies_by_layer_and_the_host_tier_run_and_give_the_same() {
         &["--policy", "0-0:recompute,1:swap"],
         &["--policy", "swap", "--tier", "host", "--prefetch", "0"],
         &["--policy", "swap", "--spill-dir", ".", "--host-bytes", "64MiB", "--prefetch", "2"],
-        &["--memory", "100%", "--tier", "host"],
+        &["--tier", "host"],
     ];
     let mut hashes = Vec::new();
     for run in runs {
@@ -97,6 +97,42 @@ fn both_types_learn() {
         let loss = numbers(&report["runs"][1]["loss"]);
         assert!(loss[39] < loss[0] - 1., "{dtype}: {loss:?}");
     }
+}
+
+/// A budget: never over it, the first step included; the plan is told, and the figures agree.
+#[test]
+fn a_budget_holds_from_the_first_step_on() {
+    let place = Place::new();
+    let model = ["train", "--layers", "4", "--d-model", "32", "--heads", "2", "--seq", "64"];
+    for memory in ["90%", "100%"] {
+        let args = [&model[..], &["--steps", "5", "--memory", memory, "--json", "r"]].concat();
+        let output = place.run(&args);
+        let said = text(&output.stderr);
+        assert!(output.status.success(), "{said}");
+        assert!(said.contains("note: the plan for "), "{said}");
+        let report = place.json("r");
+        let (plan, run) = (&report["plan"], &report["runs"][1]);
+        assert_eq!(run["mode"], "auto");
+        assert!(run["peak_bytes"].as_u64() <= plan["memory_bytes"].as_u64(), "{report}");
+        assert!(plan["predicted_peak_bytes"].as_u64() <= plan["memory_bytes"].as_u64());
+        assert!(plan["predicted_step_ms"].as_f64() > Some(0.));
+        assert_eq!(plan["layers"].as_array().unwrap().len(), 4);
+        assert_eq!(keys(&report["overlap"]), ["in", "out"]);
+        assert_eq!(keys(&report["overlap"]["in"]), ["exposed_ms", "hidden_ms"]);
+    }
+}
+
+/// What can't be met is said with what could be, and nothing is written.
+#[test]
+fn a_budget_that_nothing_meets_writes_nothing() {
+    let place = Place::new();
+    let output = place.train(&["--steps", "3", "--memory", "64KiB", "--json", "r", "--save", "s"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    let lines: Vec<_> = said.lines().rev().take(2).collect();
+    assert!(lines[1].starts_with("error: auto: no plan fits 64.0 KiB: the least found is "));
+    assert!(lines[0].starts_with("hint: give at least "), "{said}");
+    assert_eq!(names(place.path()), [""; 0], "something was written");
 }
 
 /// Standard error is not a terminal here: lines instead of a bar, none at all with --quiet.
