@@ -150,7 +150,6 @@ fn a_budget_that_is_too_small_is_an_error_that_names_the_least() {
 /// C23: another batch is no error: what it saves moves at once, and then there is a new plan.
 #[test]
 fn c23_other_shapes_are_traced_again() {
-    use Outcome::{Departed, Planned, Traced};
     let _turn = turn();
     let model = Model::new(LAYERS, F32);
     let swap = engine();
