@@ -42,7 +42,7 @@ fn a_recorded_trace_is_planned_for() {
     let small = ["--layers", "3", "--d-model", "32", "--heads", "2", "--seq", "32", "--batch", "2"];
     let record: Vec<&str> = ["trace", "-o", "t"].into_iter().chain(small).collect();
     well(&place, &record);
-    well(&place, &["plan", "t", "--memory", "60%", "-o", "p"]);
+    well(&place, &["plan", "t", "--memory", "85%", "-o", "p"]);
     let train: Vec<&str> =
         ["train", "--plan", "p", "--steps", "4", "--quiet"].into_iter().chain(small).collect();
     well(&place, &train);
@@ -51,8 +51,14 @@ fn a_recorded_trace_is_planned_for() {
 #[test]
 fn models_that_can_not_be_made_up() {
     let place = Place::new();
-    assert_snapshot!(refused(&place, &["trace", "--storages", "3"]), @"");
-    assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "--layers", "3"]), @"");
+    assert_snapshot!(refused(&place, &["trace", "--storages", "3"]), @r"
+    error: the following required arguments were not provided: --synthetic <LAYERS>
+    hint: `ebbtide trace --help` lists what can be given
+    ");
+    assert_snapshot!(refused(&place, &["trace", "--synthetic", "3", "--layers", "3"]), @r"
+    error: the argument '--synthetic <LAYERS>' cannot be used with: --layers <N> --d-model <N> --heads <N> --seq <N> --batch <N> --dtype <TYPE>
+    hint: `ebbtide trace --help` lists what can be given
+    ");
     assert_snapshot!(refused(&place, &["trace", "--synthetic", "0"]), @r"
     error: --synthetic 0: there has to be at least one layer
     hint: write it like --synthetic 12
