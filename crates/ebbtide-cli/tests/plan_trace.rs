@@ -42,7 +42,7 @@ fn a_recorded_trace_is_planned_for() {
     let small = ["--layers", "3", "--d-model", "32", "--heads", "2", "--seq", "32", "--batch", "2"];
     let record: Vec<&str> = ["trace", "-o", "t"].into_iter().chain(small).collect();
     well(&place, &record);
-    well(&place, &["plan", "t", "--memory", "85%", "-o", "p"]);
+    well(&place, &["plan", "t", "--memory", "100%", "-o", "p"]);
     let train: Vec<&str> =
         ["train", "--plan", "p", "--steps", "4", "--quiet"].into_iter().chain(small).collect();
     well(&place, &train);
