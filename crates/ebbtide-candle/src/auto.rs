@@ -87,7 +87,7 @@ enum Wanted {
 ///     (0..4).map(|_| Var::randn(0f32, 0.1, (64, 64), &Device::Cpu)).collect::<Result<_, _>>()?;
 /// let x = Tensor::randn(0f32, 1.0, (256, 64), &Device::Cpu)?;
 /// let swap = Swap::builder(Policies::uniform(Policy::Swap, 4)).build()?;
-/// let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Percent(60.0));
+/// let mut auto = Auto::start(&swap, &HEAP, "file", Memory::Bytes(64 << 20));
 /// for number in 0..4 {
 ///     let begun = std::time::Instant::now();
 ///     let mut step = swap.step();
