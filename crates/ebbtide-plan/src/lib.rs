@@ -2,7 +2,7 @@
 //!
 //! A [`Trace`] says what a step of a model takes on a machine. Its [`Model`] is what plans are made
 //! for and played on. [`plan`] searches, [`PlanFile`] keeps the result, [`predict`] tells what any
-//! plan comes to, and [`curve`] how the time of a step depends on the budget.
+//! plan comes to, and [`curve()`] how the time of a step depends on the budget.
 //!
 //! ```
 //! use ebbtide_plan::{Solver, plan, range, synthetic};
