@@ -1,9 +1,10 @@
 """Where the memory is: how much is used at the turns of a step, and in which part of it the peak was reached.
 
 On a CPU machine device memory is the resident memory of the process, and its peak is the kernel's own figure
-(`ru_maxrss`), which only grows. So a part of the step is said to have reached the peak if the figure grew
-while that part ran; a process that was larger before it trained is reported as such. On an accelerator both
-figures are those of PyTorch's allocator. Nothing is sampled in between, no thread runs, and nothing is reset.
+(`ru_maxrss`, or `VmHWM` where a larger process has handed its own down), which only grows. So a part of the step
+is said to have reached the peak if the figure grew while that part ran; a process that was larger before it
+trained is reported as such. On an accelerator both figures are those of PyTorch's allocator. Nothing is sampled
+in between, no thread runs, and nothing is reset.
 
 A `Places` belongs to one session. Its thread marks the turns; marks of backward may come from autograd's
 threads while that thread waits for backward. Anybody may read.
