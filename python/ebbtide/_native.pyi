@@ -82,11 +82,6 @@ class Gates:
     """
     One step under a plan. Operations are `F`, `R` and `B` of a layer, by its number.
     """
-    @property
-    def bytes(self, /) -> int:
-        """
-        Bytes that are counted now.
-        """
     def leaving(self, /, bytes: SupportsIndex) -> None:
         """
         So many bytes have begun to leave.

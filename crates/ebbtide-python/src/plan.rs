@@ -355,10 +355,4 @@ impl Gates {
             running.gate.load_started(&load);
         }
     }
-
-    /// Bytes that are counted now.
-    #[getter]
-    fn bytes(&self) -> u64 {
-        locked(&self.0).gate.bytes()
-    }
 }
