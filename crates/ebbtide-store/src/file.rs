@@ -166,8 +166,8 @@ impl<B: Bytes + Send + 'static> FileStore<B> {
         self.owner.check()
     }
 
-    /// Bytes of the disk that the file takes. Freed slots keep theirs for the next blocks, until
-    /// [`shrink`](Self::shrink).
+    /// Bytes of the disk that the file takes, with the blocks in which the file system lists its
+    /// pieces. Freed slots keep theirs for the next blocks, until [`shrink`](Self::shrink).
     ///
     /// # Errors
     /// The file system does not tell, or the process is not the owner.

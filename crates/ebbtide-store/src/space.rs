@@ -46,7 +46,8 @@ mod tests {
         file.sync_all().unwrap();
         let before = allocated(&file).unwrap();
         let given = give_back(&file, &[0..1 << 16, 3 << 16..5 << 16], 8 << 16).unwrap();
-        assert_eq!(given, 5 << 16);
+        // The file system's list of the pieces counts, too, and may get longer or shorter.
+        assert!(given.abs_diff(5 << 16) <= 1 << 16, "{given}");
         assert_eq!(allocated(&file).unwrap(), before - given);
         assert_eq!(file.metadata().unwrap().len(), 8 << 16);
         for (part, byte) in [(0, 0), (1, 7), (2, 7), (3, 0), (4, 0), (5, 7), (7, 7)] {

@@ -254,6 +254,13 @@ fn settings_of_zero_are_errors() {
     }
 }
 
+/// Whether two sizes on disk differ by no more than the blocks in which a file system lists the
+/// pieces of a file. They count as the file's own, and come and go as it gets more or fewer pieces:
+/// on a disk whose free space is in small pieces an ext4 file has one where else it has none.
+fn same_but_for_lists(a: u64, b: u64) -> bool {
+    a.abs_diff(b) <= 64 << 10
+}
+
 fn shrinking_gives_back_what_is_not_in_use(io: IoChoice) {
     const MIB: u64 = 1 << 20;
     let dir = tempfile::tempdir().unwrap();
@@ -270,13 +277,15 @@ fn shrinking_gives_back_what_is_not_in_use(io: IoChoice) {
     for place in [1, 4, 6, 7] {
         store.discard(slots[place].take().unwrap());
     }
-    assert_eq!(store.file_bytes().unwrap(), all, "kept for the next blocks");
+    let kept = store.file_bytes().unwrap();
+    assert!(same_but_for_lists(kept, all), "kept for the next blocks: {kept} of {all}");
     // While a write is under way.
     let ticket = store.put(Block::filled(1 << 20, 0, 100, &alive)).unwrap();
     let given = store.shrink().unwrap();
-    assert_eq!(given, 3 * MIB, "one of the four is taken again");
+    assert!(same_but_for_lists(given, 3 * MIB), "one of the four is taken again: {given}");
     let ebbtide_core::Done::Stored(slot, _) = store.wait(ticket).unwrap().0 else { unreachable!() };
-    assert_eq!(store.file_bytes().unwrap(), all - given);
+    let left = store.file_bytes().unwrap();
+    assert!(same_but_for_lists(left, all - given), "{left} left of {all}");
     for (seed, slot) in (0..8).zip(&slots) {
         let Some(slot) = slot else { continue };
         let home = get(&mut store, slot, Block::zeroed(1 << 20, 0, &alive)).unwrap();
