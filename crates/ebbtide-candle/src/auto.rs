@@ -128,7 +128,7 @@ impl Auto {
 
     fn begin(swap: &Swap, heap: &'static Heap, tier: &str, wanted: Wanted) -> Self {
         // A tier that has no room for a measurement may have room for a step.
-        let tier = swap.measure_tier(tier).unwrap_or_else(|_| guess(tier));
+        let tier = swap.measure_tier(tier).unwrap_or_else(|_| guess(tier, swap.capacity()));
         swap.start_tracing(heap);
         Self { wanted, heap, tier, settled: None, corrections: 0, only: None }
     }
@@ -264,11 +264,11 @@ impl Auto {
 }
 
 /// An ordinary disk. Steps correct it.
-fn guess(name: &str) -> TierRecord {
+fn guess(name: &str, capacity_bytes: u64) -> TierRecord {
     let link = LinkRecord { bytes_per_s: 1 << 29, bytes_per_s_busy: 0, latency_ns: 200_000 };
     TierRecord {
         name: name.to_string(),
-        capacity_bytes: 0,
+        capacity_bytes,
         out: link,
         back: link,
         compute_slowdown_permille: 1000,

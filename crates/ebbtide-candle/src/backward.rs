@@ -158,8 +158,9 @@ impl Step<'_> {
             drop((loans, given));
             let (found, left) = found.map_err(Error::in_layer(&segment.name))?;
             sums.extend(found);
-            if let Some(recorder) = self.run.recorder() {
-                recorder.left(index, left);
+            match self.run.recorder() {
+                Some(recorder) => recorder.leave(index, left),
+                None => drop(left),
             }
             self.compute += started.elapsed();
             let name = &segment.name;

@@ -30,6 +30,11 @@ struct Journey {
 }
 
 impl Swap {
+    /// Bytes that the tier could hold when it was opened. 0: unknown, as in [`TierRecord`].
+    pub(crate) fn capacity(&self) -> u64 {
+        self.inner().capacity.map_or(0, |bytes| bytes.max(1))
+    }
+
     /// Measures the tier, in well under a second where it is a disk of this century. `name` is what
     /// the trace calls it. Uses 12 MiB of memory for the time of the call.
     ///
@@ -50,7 +55,7 @@ impl Swap {
         let slowdown = if quiet > 0.0 && slow > 0.0 { quiet / slow } else { 1.0 };
         Ok(TierRecord {
             name: name.to_string(),
-            capacity_bytes: 0,
+            capacity_bytes: self.capacity(),
             out: link(|journey| journey.out),
             back: link(|journey| journey.back),
             compute_slowdown_permille: permille(slowdown),

@@ -14,6 +14,8 @@
 
 use std::time::{Duration, Instant};
 
+use candle_core::backprop::GradStore;
+
 use crate::exchange::Held;
 use crate::graph::Owned;
 use crate::heap::Heap;
@@ -78,7 +80,8 @@ pub(crate) struct LayerNotes {
     /// Outputs that backward reads: a recomputed layer has them twice.
     pub(crate) outputs_alive: u64,
     pub(crate) output_bytes: u64,
-    /// Gradients that plain Candle makes for nobody, and holds until its backward is over.
+    /// What plain Candle makes in its backward and holds until all is over, in bytes: see
+    /// [`Segment::backward`](crate::segment::Segment::backward).
     pub(crate) left_bytes: u64,
     pub(crate) forward_ns: u64,
     /// What comparing a recomputed layer with its forward takes, each time.
@@ -310,10 +313,13 @@ impl Recorder {
         self.since = Instant::now();
     }
 
-    /// Its backward made so many bytes of gradients for nobody.
-    pub(crate) fn left(&mut self, layer: usize, bytes: u64) {
+    /// Lets go of what its backward made besides the sums, and counts it.
+    pub(crate) fn leave(&mut self, layer: usize, left: GradStore) {
+        let before = self.now();
+        drop(left);
+        let now = self.now();
         if let Some(layer) = self.notes.layers.get_mut(layer) {
-            layer.left_bytes = bytes;
+            layer.left_bytes = before.saturating_sub(now);
         }
     }
 

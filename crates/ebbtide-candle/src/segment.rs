@@ -16,6 +16,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use candle_core::backprop::GradStore;
 use candle_core::{Tensor, TensorId, Var};
 use ebbtide_core::{GroupId, LayerId, Policy};
 use xxhash_rust::xxh3::Xxh3;
@@ -298,13 +299,14 @@ impl<'a> Segment<'a> {
 
     /// Backward inside the segment, from the outputs' gradients (by position in `outputs`, in the
     /// order in which the outer walk reached them) to the leaves. Sums begun elsewhere are continued.
-    /// Also returns the bytes of gradients that nobody asked for, of untracked operands: plain Candle
-    /// holds them until its whole backward is over.
+    /// Also returns all that Candle made besides: gradients of untracked operands, and what the sums
+    /// were added up from, which their own graph still holds. Plain Candle holds that until its
+    /// whole backward is over.
     pub(crate) fn backward(
         &self,
         outputs: &[(usize, Tensor)],
         begun: &HashMap<TensorId, Tensor>,
-    ) -> candle_core::Result<(Vec<(TensorId, Tensor)>, u64)> {
+    ) -> candle_core::Result<(Vec<(TensorId, Tensor)>, GradStore)> {
         let roots = outputs.iter().filter_map(|(position, gradient)| {
             let inner = self.outputs[*position].inner.clone()?;
             Some(Given { to: inner, gradient: gradient.clone() })
@@ -327,16 +329,7 @@ impl<'a> Segment<'a> {
             let gradient = found.get(leaf)?.detach();
             Some((*outer, gradient))
         });
-        let sums: Vec<(TensorId, Tensor)> = sums.collect();
-        let mut seen: HashSet<usize> =
-            sums.iter().map(|(_, gradient)| storage_key(gradient)).collect();
-        let mut left = 0;
-        for gradient in found.get_ids().filter_map(|id| found.get_id(*id)) {
-            if seen.insert(storage_key(gradient)) {
-                left += storage_len(gradient).map_or(0, |(_, bytes)| bytes);
-            }
-        }
-        Ok((sums, left))
+        Ok((sums.collect(), found))
     }
 
     /// The variables that the inner graph reaches: listed ones, and inputs that are variables.

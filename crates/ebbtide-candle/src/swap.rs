@@ -12,7 +12,8 @@ use ebbtide_core::{
     Config, Direct, Engine, Event, GroupId, LayerId, Pass, Policies, Policy, Registered, Saved,
 };
 use ebbtide_store::{
-    AnyStore, FileConfig, FileStore, HostConfig, HostStore, Row, Throttle, Timeline, spill_dir,
+    AnyStore, FileConfig, FileStore, HostConfig, HostStore, Row, Throttle, Timeline, free_space,
+    host_bound, spill_dir,
 };
 
 use crate::error::{Error, Kind};
@@ -109,6 +110,10 @@ impl SwapBuilder {
         let origin = self.timeline.as_ref().map_or_else(Instant::now, Timeline::origin);
         let store = self.open_tier(origin).map_err(|e| Error::new(Kind::Tier(e)))?;
         let notices = store.notices().to_vec();
+        let capacity = match &self.tier {
+            Tier::File { dir } => free_space(dir),
+            Tier::Host => host_bound(self.host_bytes).ok(),
+        };
         let config = Config { prefetch: self.prefetch };
         let mut engine = Engine::new(config, Direct::new(CandleCpu, store));
         let names: Arc<Mutex<Vec<String>>> = Arc::default();
@@ -143,6 +148,7 @@ impl SwapBuilder {
             copies,
             missed: 0,
             course: Course::default(),
+            capacity,
         };
         let anchor = Storage::Cpu(CpuStorage::F32(vec![0.0]));
         let anchor = Tensor::from_storage(anchor, (), BackpropOp::none(), true);
@@ -409,6 +415,8 @@ pub(crate) struct Inner {
     pub(crate) missed: u64,
     /// What the next step does.
     pub(crate) course: Course,
+    /// Bytes that the tier could hold when it was opened.
+    pub(crate) capacity: Option<u64>,
 }
 
 impl Inner {

@@ -63,11 +63,12 @@ fn record(layer: &LayerNotes, earlier: usize) -> LayerRecord {
 }
 
 /// The peak of a step without ebbtide, in bytes: everything that any layer made is there until the
-/// whole backward is over, gradients for untracked operands too.
+/// whole backward is over, and what gradients were added up from, too.
 pub(crate) fn plain_peak(recording: &Recording) -> u64 {
-    let made = recording.layers.iter().map(|layer| {
+    let made = recording.layers.iter().enumerate().map(|(at, layer)| {
         let storages = layer.storages.iter().map(|note| note.bytes).sum::<u64>();
-        storages + layer.output_bytes + layer.left_bytes
+        // What the first layer's own backward leaves is part of what it needs.
+        storages + layer.output_bytes + if at == 0 { 0 } else { layer.left_bytes }
     });
     let last = recording.layers.first().map_or(0, LayerNotes::backward_temp);
     recording.static_bytes + made.sum::<u64>() + last

@@ -22,6 +22,8 @@ pub(crate) struct Planner {
     plan: Option<PlanFigures>,
     overlap: Overlap,
     said: Vec<String>,
+    /// The step time that was last said, in milliseconds.
+    said_ms: f64,
 }
 
 impl Planner {
@@ -43,7 +45,7 @@ impl Planner {
             Mode::Plain | Mode::Policy(_) => return Ok(None),
         };
         let (plan, overlap, said) = (None, Overlap::default(), Vec::new());
-        Ok(Some(Self { auto, plan, overlap, said }))
+        Ok(Some(Self { auto, plan, overlap, said, said_ms: 0. }))
     }
 
     /// A step is over; it took so long and needed so many bytes.
@@ -60,21 +62,26 @@ impl Planner {
             self.compare(&plan, took, peak_bytes);
         }
         self.plan = self.auto.settled().map(PlanFigures::of);
-        match (outcome, &self.plan) {
-            (Outcome::Planned, Some(plan)) => self.said.push(plan.sentence()),
-            (Outcome::Replanned, Some(plan)) => {
-                self.said.push(format!(
-                    "tier or computing have become faster or slower; {}",
-                    plan.sentence()
-                ));
-            }
-            (Outcome::Departed, _) => {
-                self.said
-                    .push("layers save other bytes than before: tracing them again".to_owned());
-            }
-            _ => {}
-        }
+        self.tell(outcome);
         Ok(())
+    }
+
+    /// A new plan is worth a word if it makes steps take another time.
+    fn tell(&mut self, outcome: Outcome) {
+        if outcome == Outcome::Departed {
+            self.said.push("layers save other bytes than before: tracing them again".to_owned());
+        }
+        let Some(plan) = &self.plan else { return };
+        let ratio = plan.predicted_step_ms / self.said_ms;
+        let why = match outcome {
+            Outcome::Planned => "",
+            Outcome::Replanned if !(1. / SLOW..=SLOW).contains(&ratio) => {
+                "tier or computing have become faster or slower; "
+            }
+            _ => return,
+        };
+        self.said.push(format!("{why}{}", plan.sentence()));
+        self.said_ms = plan.predicted_step_ms;
     }
 
     fn compare(&mut self, plan: &PlanFigures, took: Duration, peak_bytes: u64) {

@@ -76,6 +76,17 @@ impl Hub {
         }
     }
 
+    /// Bytes that the tier can hold: the free space of its folder, or the bound of host memory. 0: unknown.
+    #[getter]
+    fn capacity_bytes(&self) -> u64 {
+        let settings = &self.0.settings;
+        let capacity = match settings.tier {
+            Tier::File => ebbtide_store::free_space(&settings.spill_dir),
+            Tier::Host => ebbtide_store::host_bound(settings.host_bytes).ok(),
+        };
+        capacity.map_or(0, |bytes| bytes.max(1))
+    }
+
     /// Opens a group for one layer in one pass. The same name may have any number of groups.
     ///
     /// Raises `PhaseError` if the hub is closed.

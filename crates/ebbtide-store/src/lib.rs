@@ -40,7 +40,7 @@
 //! | [`extent`] | which bytes of the file are taken |
 //! | [`AlignedBuf`] | page-aligned memory outside the heap |
 //! | [`spill_dir`] | where to spill by default |
-//! | [`memory_limit`], [`host_bound`] | what the container allows |
+//! | [`memory_limit`], [`host_bound`], [`free_space`] | what the container and the disk allow |
 //!
 //! # Example
 //!
@@ -111,7 +111,7 @@ pub use choose::{IoKind, IoReason, IoReport, uring_available};
 pub use config::{FileConfig, IoChoice, Throttle};
 pub use file::{FileSlot, FileStore};
 pub use host::{HostConfig, HostSlot, HostStore, host_bound};
-pub use limits::memory_limit;
+pub use limits::{free_space, memory_limit};
 pub use spill::{SpillFile, spill_dir};
 pub use timeline::{Row, Timeline};
 

@@ -1,7 +1,22 @@
-//! How much memory this process may use: the machine's, or less in a container.
+//! How much memory and disk this process may use: the machine's, or less in a container.
 
 use std::fs::read_to_string;
 use std::path::{Path, PathBuf};
+
+use rustix::fs::statvfs;
+
+/// Bytes that this process can still write to the file system of a folder. `None` if that does not
+/// tell.
+///
+/// ```
+/// use std::path::Path;
+///
+/// assert!(ebbtide_store::free_space(Path::new("/")).is_some());
+/// assert_eq!(ebbtide_store::free_space(Path::new("/no/such/folder")), None);
+/// ```
+pub fn free_space(dir: &Path) -> Option<u64> {
+    statvfs(dir).ok().map(|all| all.f_bavail.saturating_mul(all.f_frsize))
+}
 
 /// Bytes of memory this process may use at most: the smallest limit of its control group and the
 /// groups around it (version 1 or 2), or the machine's memory. `None` if nothing can be read.

@@ -278,7 +278,8 @@ class Planner:
             self._link = _link.measure(self._open_hub, _device_of(model))
         recording = _native.Recording(f"torch {torch.__version__}", static_bytes(model), int(time.time()))
         link = self._link
-        recording.tier(self._hub.tier, 0, link.out_per_s, link.in_per_s, link.latency_ns)
+        tier, capacity = self._hub.tier, self._hub.capacity_bytes
+        recording.tier(tier, capacity, link.out_per_s, link.in_per_s, link.latency_ns)
         for number, layer in enumerate(recorder.layers):
             recording.layer(layer.name, layer.forward_ns, layer.backward_ns, 0, 0, recorder.storages(number), None)
         recording.fixed(recorder.fixed_ns)

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Instant;
 
+use ebbtide_store::free_space;
 use ebbtide_store::measure::{self, DiskReport};
-use rustix::fs::statvfs;
 use serde::Serialize;
 
 use super::wear::round_trip_gb_per_s;
@@ -45,7 +45,7 @@ pub(super) struct Folder {
 impl Folder {
     /// Looks at the folder and measures its disk.
     pub(super) fn measure(dir: &Path, quick: bool) -> Result<Self, Failure> {
-        let free_bytes = statvfs(dir).ok().map(|all| all.f_bavail.saturating_mul(all.f_frsize));
+        let free_bytes = free_space(dir);
         let report = timed(dir, free_bytes, if quick { SHORT } else { LONG })?;
         Ok(Self {
             path: dir.display().to_string(),
