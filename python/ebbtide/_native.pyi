@@ -6,7 +6,7 @@ The engine of ebbtide for Python. Use it through `ebbtide.torch`.
 
 from collections.abc import Callable, Iterable
 from os import PathLike
-from typing import Final, SupportsIndex, final
+from typing import Any, Final, SupportsIndex, final
 
 from _typeshed import SupportsGetItem
 from torch import Tensor
@@ -147,6 +147,21 @@ class Group:
         Forgets the group: waits for its copies, gives all buffers back. What is away then can't be had any
         more. Does nothing the second time.
         """
+    def look_after(self, /, storage: Any, label: str, key: SupportsIndex) -> SavedTensor:
+        """
+        Registers a storage that an object looks after, which has these methods:
+
+        * `facts()`: its size in bytes and its version, compared with those at this call;
+        * `lend()`: the address of its memory, which stays until `vacate()`, `retract()` or the end of the group;
+        * `vacate()`: its bytes are copied, the memory may go;
+        * `allocate()`: the address of memory for its bytes;
+        * `arrive()`: they are there, or its copy was called off before it left;
+        * `retract()`: the memory that was allocated is not needed.
+
+        They must not call the hub. `key` tells storages apart: one that another group has stays for both.
+
+        Raises `PhaseError` if the group is not open.
+        """
     def mark(self, /, tensor: Tensor, label: str, *, pool: Pool | None = None, pack: bool = True) -> SavedTensor:
         """
         Marks a storage to be swapped in this group, for a packer with `marked_only`: what autograd saved or
@@ -192,6 +207,12 @@ class Group:
         offload under way is called off, what is away is brought back. Returns how many there were.
 
         Raises `CopyError` if one can't be brought back, `NotSavedError` if only a part of it was saved.
+        """
+    def protect_keys(self, /, keys: SupportsGetItem[int, SupportsIndex]) -> int:
+        """
+        Keeps the storages with these keys where they are, as `protect` does.
+
+        Raises as `protect`.
         """
     def start_load(self, /, stream: object | None = None) -> None:
         """
@@ -275,6 +296,11 @@ class Hub:
     def active_groups(self, /) -> int:
         """
         Number of groups that are open.
+        """
+    @property
+    def capacity_bytes(self, /) -> int:
+        """
+        Bytes that the tier can hold: the free space of its folder, or the bound of host memory. 0: unknown.
         """
     def close(self, /) -> None:
         """

@@ -31,8 +31,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import ebbtide.torch
-from ebbtide import EbbtideError, PhaseError, SettingError
-from ebbtide.torch import _stats
+from ebbtide import EbbtideError, PhaseError, SettingError, _stats
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
     ("tier", {"tier": "disk"}, "disk"),

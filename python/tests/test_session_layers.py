@@ -10,9 +10,9 @@ from session_models import Block, Chain, Gpt, gpt, hooks_on
 from torch import nn
 
 import ebbtide.torch
-from ebbtide import SettingError
-from ebbtide.torch import _stats
-from ebbtide.torch._layers import find_layers, matches
+from ebbtide import SettingError, _stats
+from ebbtide._layers import find_layers, matches
+from ebbtide.torch._layers import KIND
 
 
 def small() -> nn.Module:
@@ -37,7 +37,7 @@ class TwoTowers(nn.Module):
 
 
 def test_blocks_of_a_module_list() -> None:
-    assert find_layers(Gpt(3)) == ["blocks.0", "blocks.1", "blocks.2"]
+    assert find_layers(KIND, Gpt(3)) == ["blocks.0", "blocks.1", "blocks.2"]
 
 
 def test_encoder_and_decoder_count_and_the_linears_of_a_head_do_not() -> None:
@@ -48,34 +48,34 @@ def test_encoder_and_decoder_count_and_the_linears_of_a_head_do_not() -> None:
         "decoder.layers.1",
         "decoder.layers.2",
     ]
-    assert find_layers(TwoTowers()) == names
+    assert find_layers(KIND, TwoTowers()) == names
 
 
 def test_stages_are_looked_into() -> None:
     stages = nn.ModuleList([nn.Sequential(Named(), Named()), nn.Sequential(Named(), Named())])
-    assert find_layers(stages) == ["0.0", "0.1", "1.0", "1.1"]
+    assert find_layers(KIND, stages) == ["0.0", "0.1", "1.0", "1.1"]
 
 
 def test_plain_containers_are_layers_if_nothing_inside_is_repeated() -> None:
-    assert find_layers(nn.ModuleList([small(), small()])) == ["0", "1"]
+    assert find_layers(KIND, nn.ModuleList([small(), small()])) == ["0", "1"]
 
 
 def test_a_model_that_is_a_sequential() -> None:
     model = nn.Sequential(nn.Embedding(5, 4), Named(), Named(), nn.LayerNorm(4), nn.Linear(4, 5))
-    assert find_layers(model) == ["1", "2"]
+    assert find_layers(KIND, model) == ["1", "2"]
 
 
 def test_linears_are_layers_if_there_is_nothing_larger() -> None:
-    assert find_layers(nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))) == ["0", "2"]
+    assert find_layers(KIND, nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))) == ["0", "2"]
 
 
 def test_only_the_outermost_blocks_count() -> None:
-    assert find_layers(nn.ModuleList([Chain(Named(), Named()), Chain(Named(), Named())])) == ["0", "1"]
+    assert find_layers(KIND, nn.ModuleList([Chain(Named(), Named()), Chain(Named(), Named())])) == ["0", "1"]
 
 
 def test_torch_own_encoder() -> None:
     model = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2), 2, enable_nested_tensor=False)
-    assert find_layers(model) == ["layers.0", "layers.1"]
+    assert find_layers(KIND, model) == ["layers.0", "layers.1"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use crate::error::{phase, setting};
 use crate::held::Held;
 use crate::hub::{ByName, Hub, Inner, Locked};
+use crate::outside::Outside;
 use crate::pool::Pool;
 use crate::torch::{Torch, storage_key, storage_of};
 use crate::types::{Tensor, Tensors};
@@ -278,6 +279,54 @@ impl Group {
         inner.entry(self.id)?.named.push((held, sole.then_some(references)));
         let what = What::Named { unit, id, registered, lost };
         Ok(SavedTensor { hub: Arc::clone(&self.hub), group: self.id, what })
+    }
+
+    /// Registers a storage that an object looks after, which has these methods:
+    ///
+    /// * `facts()`: its size in bytes and its version, compared with those at this call;
+    /// * `lend()`: the address of its memory, which stays until `vacate()`, `retract()` or the end of the group;
+    /// * `vacate()`: its bytes are copied, the memory may go;
+    /// * `allocate()`: the address of memory for its bytes;
+    /// * `arrive()`: they are there, or its copy was called off before it left;
+    /// * `retract()`: the memory that was allocated is not needed.
+    ///
+    /// They must not call the hub. `key` tells storages apart: one that another group has stays for both.
+    ///
+    /// Raises `PhaseError` if the group is not open.
+    fn look_after(
+        &self,
+        py: Python<'_>,
+        storage: Bound<'_, PyAny>,
+        label: &str,
+        key: usize,
+    ) -> PyResult<SavedTensor> {
+        let mut inner = self.require(py, "open", "look_after")?;
+        let outside = Outside::new(&storage)?;
+        let bytes = outside.bytes() as u64;
+        let held = Arc::new(Held::outside(outside, key, Arc::clone(&self.hub.graveyard)));
+        let unit = inner.unit_of(&self.hub, &held.place)?;
+        let part = inner.part(self.id, unit)?;
+        let saved = Saved::whole(Arc::clone(&held), bytes).element(held.element);
+        let (id, registered) = inner.unit(unit).register(part, saved, label)?;
+        let lost = Arc::clone(&held.lost);
+        inner.entry(self.id)?.named.push((held, None));
+        let what = What::Named { unit, id, registered, lost };
+        Ok(SavedTensor { hub: Arc::clone(&self.hub), group: self.id, what })
+    }
+
+    /// Keeps the storages with these keys where they are, as `protect` does.
+    ///
+    /// Raises as `protect`.
+    fn protect_keys(&self, py: Python<'_>, keys: Vec<usize>) -> PyResult<usize> {
+        let mut inner = self.hub.lock(py)?;
+        if self.over.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
+        let mut count = 0;
+        for key in keys {
+            count += usize::from(protect(&mut inner, self.id, key)?);
+        }
+        Ok(count)
     }
 
     /// Marks a storage to be swapped in this group, for a packer with `marked_only`: what autograd saved or

@@ -1,12 +1,14 @@
 //! What the engine knows a storage by: the tensors that keep it alive, or what is left of it.
 //!
-//! # Two kinds
+//! # Three kinds
 //!
 //! * A *span*: some addresses of a storage that autograd saved tensors of. Detached aliases keep the
 //!   storage alive until its bytes are copied; then they are dropped, and the memory goes when its last
 //!   owner goes. Nothing is ever taken from under a user. What comes back is memory of its own.
 //! * *In place*: a storage that was named by hand. It is resized to zero and restored, so that every
 //!   tensor of it is attached to the memory again.
+//! * *Outside*: a storage of another framework, which an object of Python looks after: see
+//!   [`outside`](crate::outside).
 //!
 //! # Access contract
 //!
@@ -32,6 +34,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::graveyard::Graveyard;
+use crate::outside::Outside;
 use crate::shelf::{Awaited, Memory};
 use crate::torch::{Torch, storage_key, storage_of, version_of};
 use crate::view::{ALIGN, Place, View};
@@ -61,6 +64,7 @@ pub(crate) struct Held {
 enum Kind {
     Span(Mutex<Span>),
     InPlace(InPlace),
+    Outside(Outside),
 }
 
 struct Span {
@@ -204,7 +208,31 @@ impl Held {
     fn lock(&self) -> Option<MutexGuard<'_, Span>> {
         match &self.kind {
             Kind::Span(span) => Some(span.lock().unwrap_or_else(PoisonError::into_inner)),
-            Kind::InPlace(_) => None,
+            Kind::InPlace(_) | Kind::Outside(_) => None,
+        }
+    }
+
+    /// A storage that an object of Python looks after.
+    pub(crate) fn outside(outside: Outside, key: usize, graveyard: Arc<Graveyard>) -> Self {
+        Self {
+            kind: Kind::Outside(outside),
+            place: Place::Outside,
+            key,
+            sizes: Box::default(),
+            element: Element { name: "bytes", bytes: 1 },
+            wanted: AtomicBool::new(true),
+            packed: AtomicBool::new(false),
+            pool: OnceLock::new(),
+            lost: Arc::default(),
+            graveyard,
+        }
+    }
+
+    /// The object that looks after it, if one does.
+    pub(crate) fn keeper(&self) -> Option<&Outside> {
+        match &self.kind {
+            Kind::Outside(outside) => Some(outside),
+            _ => None,
         }
     }
 
@@ -212,7 +240,7 @@ impl Held {
     pub(crate) fn named(&self) -> Option<&InPlace> {
         match &self.kind {
             Kind::InPlace(named) => Some(named),
-            Kind::Span(_) => None,
+            Kind::Span(_) | Kind::Outside(_) => None,
         }
     }
 
@@ -225,7 +253,7 @@ impl Held {
     pub(crate) fn engine_key(self: &Arc<Self>) -> usize {
         match &self.kind {
             Kind::Span(_) => Arc::as_ptr(self).addr(),
-            Kind::InPlace(_) => self.key,
+            Kind::InPlace(_) | Kind::Outside(_) => self.key,
         }
     }
 
@@ -440,6 +468,9 @@ impl Held {
     /// What the engine compares (row T5). A span compares versions itself, when its copy is complete and
     /// when it is read.
     pub(crate) fn facts(&self) -> Option<Facts> {
+        if let Some(outside) = self.keeper() {
+            return outside.facts();
+        }
         let named = self.named()?;
         Python::attach(|py| {
             let bytes = nbytes(named.storage.bind(py)).ok()?;

@@ -413,6 +413,9 @@ impl Inner {
 }
 
 fn give_back_weak(py: Python<'_>, weak: &[usize]) {
+    if weak.is_empty() {
+        return;
+    }
     let Ok(torch) = Torch::get(py) else { return };
     let Some(free) = &torch.free_weak else { return };
     for reference in weak {

@@ -9,6 +9,7 @@
 //! | `unit` | the engine of one device, whatever it moves with |
 //! | `ram` | RAM into a file: torch's memory, lent to the tier's workers |
 //! | `gather` | RAM into host memory |
+//! | `outside` | storages that an object of Python looks after, of another framework |
 //! | `accel` | accelerators, through torch's device-generic interface: `stream`, `pinned`; `quiet` hides it from modes |
 //! | `torch`, `view`, `dlpack` | what is used of torch; how a tensor lies in its bytes |
 //! | `plan` | traces, plans and the gates of a step |
@@ -34,6 +35,7 @@ mod hub;
 mod log;
 mod malloc;
 mod open;
+mod outside;
 mod owned;
 mod packer;
 mod picture;

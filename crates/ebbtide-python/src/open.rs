@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ebbtide_core::{NoDisk, Staged, StagedConfig};
-use ebbtide_store::{AnyStore, FileConfig, FileStore, host_bound};
+use ebbtide_store::{AnyStore, FileConfig, FileStore, HostConfig, HostStore, host_bound};
 use pyo3::prelude::*;
 
 use crate::gather::Gatherer;
@@ -19,8 +19,9 @@ use crate::waiting::Waiting;
 /// The folder can't be used, or more host memory was asked for than there is.
 pub(crate) fn open(hub: &Hub, place: &Place) -> PyResult<Box<dyn Unit>> {
     match (place, hub.settings.tier) {
-        (Place::Ram, Tier::File) => open_file(hub),
+        (Place::Ram | Place::Outside, Tier::File) => open_file(hub),
         (Place::Ram, Tier::Host) => open_host(hub),
+        (Place::Outside, Tier::Host) => open_host_store(hub),
         (Place::Accelerator(kind, index), _) => crate::accel::open(hub, kind, *index),
     }
 }
@@ -45,6 +46,17 @@ pub(crate) fn spill_file<B: ebbtide_core::Bytes + Send + 'static>(
 
 fn open_file(hub: &Hub) -> PyResult<Box<dyn Unit>> {
     let store: FileStore<Block> = spill_file(hub)?;
+    let device = Lender::new(Arc::clone(&hub.tally));
+    let mover: RamMover = ebbtide_core::Direct::new(device, Waiting(AnyStore::from(store)));
+    Ok(unit(hub.settings.prefetch, mover, hub.log.clone()))
+}
+
+fn open_host_store(hub: &Hub) -> PyResult<Box<dyn Unit>> {
+    let mut config = HostConfig { host_bytes: hub.settings.host_bytes, ..HostConfig::default() };
+    if let Some(picture) = &hub.picture {
+        config.origin = picture.origin();
+    }
+    let store: HostStore<Block> = HostStore::new(&config).map_err(cannot_open)?;
     let device = Lender::new(Arc::clone(&hub.tally));
     let mover: RamMover = ebbtide_core::Direct::new(device, Waiting(AnyStore::from(store)));
     Ok(unit(hub.settings.prefetch, mover, hub.log.clone()))

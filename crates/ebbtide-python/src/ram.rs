@@ -7,7 +7,7 @@
 //!
 //! * The block keeps the [`Held`], which keeps the storage until [`Device::vacate`], which the engine
 //!   calls when the copy is over; a storage in place is never resized in between, since only the engine
-//!   does that.
+//!   does that. Of a storage outside, its keeper promises the same ([`outside`](crate::outside)).
 //! * What a user writes meanwhile is a race with the copy, and is found by its version: the copy is then
 //!   never read (`held.rs`, and row T5 in the engine). The bytes are plain data: any value is valid.
 #![expect(unsafe_code, reason = "workers copy from and to torch's memory")]
@@ -94,6 +94,10 @@ impl Bytes for Block {
 impl Lender {
     /// All of the memory that a storage has now.
     fn lend(held: &Arc<Held>) -> Result<Block, BackendError> {
+        if let Some(outside) = held.keeper() {
+            let start = outside.lend()?;
+            return Self::block(held, start, outside.bytes());
+        }
         let (start, len) = match held.named() {
             None => (held.range().start, held.range().len()),
             Some(named) => Python::attach(|py| -> PyResult<(usize, usize)> {
@@ -103,6 +107,10 @@ impl Lender {
             })
             .map_err(|error| refused("can't find the memory of a storage", &error))?,
         };
+        Self::block(held, start, len)
+    }
+
+    fn block(held: &Arc<Held>, start: usize, len: usize) -> Result<Block, BackendError> {
         if start == 0 {
             return Err(BackendError::new("a storage without memory"));
         }
@@ -133,6 +141,11 @@ impl Device for Lender {
     }
 
     fn vacate(&mut self, storage: &Arc<Held>) -> Result<(), BackendError> {
+        if let Some(outside) = storage.keeper() {
+            outside.vacate()?;
+            self.tally.let_go(Freed::Yes, outside.bytes() as u64);
+            return Ok(());
+        }
         let range = storage.range();
         let bytes = range.len() as u64;
         let freed = Python::attach(|py| match storage.named() {
@@ -146,6 +159,9 @@ impl Device for Lender {
     }
 
     fn attach(&mut self, storage: &Arc<Held>, block: Block) -> Result<(), BackendError> {
+        if let Some(outside) = storage.keeper() {
+            return outside.arrive();
+        }
         if let Block::Fresh { buffer, at, .. } = block {
             storage.come_home(Arc::new(buffer), at);
         }
@@ -153,6 +169,10 @@ impl Device for Lender {
     }
 
     fn allocate(&mut self, storage: &Arc<Held>) -> Result<Block, BackendError> {
+        if let Some(outside) = storage.keeper() {
+            let start = outside.allocate()?;
+            return Self::block(storage, start, outside.bytes());
+        }
         let Some(named) = storage.named() else {
             let range = storage.range();
             let at = phase(range.start);
@@ -166,6 +186,9 @@ impl Device for Lender {
     }
 
     fn retract(&mut self, storage: &Arc<Held>) {
+        if let Some(outside) = storage.keeper() {
+            outside.retract();
+        }
         if storage.named().is_some() {
             // If torch refuses, it has refused to free memory, and the next load tries again.
             let _ = Python::attach(|py| storage.empty(py));

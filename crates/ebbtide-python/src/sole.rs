@@ -35,7 +35,8 @@ pub(crate) fn keep_what_is_used(
     inner: &mut Locked<'_>,
     group: u64,
 ) -> PyResult<()> {
-    let named = inner.entry(group)?.named.clone();
+    let mut named = inner.entry(group)?.named.clone();
+    named.retain(|(held, _)| held.named().is_some());
     if named.is_empty() {
         return Ok(());
     }

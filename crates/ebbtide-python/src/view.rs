@@ -31,6 +31,8 @@ pub(crate) enum Place {
     Ram,
     /// An accelerator, by torch's name and number.
     Accelerator(String, u32),
+    /// Memory of the CPU, of a storage that an object of Python looks after.
+    Outside,
 }
 
 /// Alignment that torch's allocators promise and some kernels' results depend on.

@@ -29,11 +29,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.hooks import RemovableHandle
 
 from ebbtide._native import Chain, Packer
+from ebbtide._trees import leaves
 from ebbtide.errors import SettingError
 from ebbtide.torch import _defaults
 from ebbtide.torch._hooks import Inert, in_backward, untraced
 from ebbtide.torch._step import push_hooks
-from ebbtide.torch._trees import leaves
 
 if TYPE_CHECKING:
     from ebbtide.torch._manager import SwapManager

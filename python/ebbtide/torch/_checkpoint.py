@@ -20,10 +20,10 @@ import torch
 import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
+from ebbtide._trees import leaves, same_tree
 from ebbtide.errors import SettingError
 from ebbtide.torch._pool import native_pool
 from ebbtide.torch._selective import create_selective_checkpoint_contexts
-from ebbtide.torch._trees import leaves, same_tree
 from ebbtide.torch._wrap import ActivationWrapper, AsyncSaveOnCpu
 
 T = TypeVar("T")

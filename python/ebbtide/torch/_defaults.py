@@ -19,10 +19,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ebbtide import _stats
+from ebbtide._checks import check_numbers, check_tier, folder
 from ebbtide._native import Hub
 from ebbtide.errors import EbbtideWarning, PhaseError
-from ebbtide.torch import _stats
-from ebbtide.torch._settings import check_numbers, check_tier, folder
 
 
 class Settings(NamedTuple):

@@ -13,6 +13,8 @@ import functools
 
 import torch
 
+from ebbtide import _stats
+
 
 def drain() -> None:
     """Lets go of what failed backwards of this thread have left. Does nothing inside of a backward."""
@@ -22,6 +24,7 @@ def drain() -> None:
         torch.zeros((), requires_grad=True).mul(2).backward()
 
 
+@_stats.at_open
 @functools.cache
 def drain_at_exit() -> None:
     """Has `drain` called when the process ends; once, however often it is asked for."""

@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
-from ebbtide.torch._layers import Layer
+from ebbtide._layers import Layer
 
 if TYPE_CHECKING:
     from ebbtide.torch._session import Session

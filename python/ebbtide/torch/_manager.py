@@ -28,12 +28,13 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from ebbtide import _stats
+from ebbtide._checks import check_group_name
 from ebbtide._native import Group
 from ebbtide.errors import EbbtideError, SettingError
-from ebbtide.torch import _defaults, _stats
+from ebbtide.torch import _defaults
 from ebbtide.torch._chain import LayerCall, Layers
 from ebbtide.torch._hooks import in_backward
-from ebbtide.torch._settings import check_group_name
 from ebbtide.torch._step import refused_by_transform
 from ebbtide.torch._tensors import Region, SwapGroup
 

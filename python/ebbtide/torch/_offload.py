@@ -15,11 +15,8 @@ from types import TracebackType
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ebbtide import _native
-from ebbtide.errors import EbbtideError, EbbtideWarning, PhaseError, SettingError
-from ebbtide.torch import _stats
-from ebbtide.torch._hooks import left_alone
-from ebbtide.torch._settings import (
+from ebbtide import _native, _stats
+from ebbtide._checks import (
     MIN_BYTES,
     Predicate,
     Selection,
@@ -30,6 +27,8 @@ from ebbtide.torch._settings import (
     folder,
     split_selection,
 )
+from ebbtide.errors import EbbtideError, EbbtideWarning, PhaseError, SettingError
+from ebbtide.torch._hooks import left_alone
 from ebbtide.torch._step import Region, push_hooks, refused_by_transform, wait_offload
 
 _numbers = itertools.count(1)

@@ -30,9 +30,9 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from ebbtide import _native
+from ebbtide import _layers, _native
 from ebbtide.errors import PhaseError, SettingError
-from ebbtide.torch import _layers, _link
+from ebbtide.torch import _link
 from ebbtide.torch._places import Meter, size
 from ebbtide.torch._record import Recorder, key_of, tensors
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from ebbtide import _native
+from ebbtide._checks import MOST
 from ebbtide.errors import NoRoomError, SettingError
 from ebbtide.torch import _defaults
-from ebbtide.torch._settings import MOST
 
 
 class PinnedMemoryPool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from ebbtide._stats import Source
 from ebbtide.torch._places import Places, size
-from ebbtide.torch._stats import Source
 
 DONE = {"swap": "swapped", "recompute": "recomputed", "keep": "kept"}
 

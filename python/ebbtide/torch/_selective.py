@@ -25,10 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import SAC_IGNORED_OPS
 
 from ebbtide import _native
+from ebbtide._policy import CheckpointPolicy, operation_policy
+from ebbtide._trees import same_tree
 from ebbtide.errors import ChangedError, PhaseError, SettingError
-from ebbtide.torch._policy import CheckpointPolicy, operation_policy
 from ebbtide.torch._pool import native_pool
-from ebbtide.torch._trees import same_tree
 from ebbtide.torch._wrap import copies, current_group
 
 Operation = Any  # torch._ops.OpOverload, or a higher-order operator

@@ -28,17 +28,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ebbtide import _native
-from ebbtide.errors import PhaseError, SettingError
-from ebbtide.torch import _layers, _places, _report, _stats
-from ebbtide.torch._drain import drain
-from ebbtide.torch._hooks import Wiring, in_backward
-from ebbtide.torch._plan import Planner, Watcher, check_memory, plan_text, write_whole
-from ebbtide.torch._settings import (
+from ebbtide import _layers, _native, _stats
+from ebbtide._checks import (
     MIN_BYTES,
     Selection,
     Settings,
-    check_model,
     check_numbers,
     check_tier,
     check_truth,
@@ -48,6 +42,13 @@ from ebbtide.torch._settings import (
     one_of,
     split_selection,
 )
+from ebbtide.errors import PhaseError, SettingError
+from ebbtide.torch import _places, _report
+from ebbtide.torch._drain import drain
+from ebbtide.torch._hooks import Wiring, in_backward
+from ebbtide.torch._layers import KIND
+from ebbtide.torch._plan import Planner, Watcher, check_memory, plan_text, write_whole
+from ebbtide.torch._settings import check_model
 from ebbtide.torch._step import BackwardRow, Step
 from ebbtide.torch._verify import Verified, verify
 
@@ -87,7 +88,7 @@ def session(
         tier: Where swapped activations go. `"file"`: an unnamed file in `spill_dir`; on accelerators pinned host
             memory comes first. `"host"`: host memory only. None: as `"file"`.
         layers: Patterns of the modules that are the layers, instead of the repeated blocks of the model's
-            `ModuleList`s and `Sequential`s. `ebbtide.torch._layers` has the rule, and what a pattern is.
+            `ModuleList`s and `Sequential`s. `ebbtide._layers` has the rule, and what a pattern is.
         min_bytes: Tensors of fewer bytes stay.
         include: Patterns of layers, functions `f(tensor) -> bool` that are asked about each tensor once, or a
             list of both. What is not included is kept.
@@ -122,9 +123,9 @@ def session(
     budget = None if memory is None else check_memory(memory)
     text = None if plan is None else plan_text(plan)
     planned = budget is not None or text is not None
-    found = _layers.plan(model, "swap" if policy is None else policy, named, included, excluded)
+    found = _layers.plan(KIND, model, "swap" if policy is None else policy, named, included, excluded)
     if planned:  # the last one may be swapped, too
-        found = _layers.plan(model, {layer.name: "swap" for layer in found}, named, included, excluded)
+        found = _layers.plan(KIND, model, {layer.name: "swap" for layer in found}, named, included, excluded)
         prefetch = 0  # the plan says when
     spill = folder(spill_dir)
     source = _stats.open_source(tier=tier, spill_dir=spill, host_bytes=host_bytes, prefetch=prefetch, timeline=timeline)

@@ -24,12 +24,12 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ebbtide import _native
+from ebbtide._checks import Predicate
 from ebbtide.errors import EbbtideError, EbbtideWarning, PhaseError, SettingError
 from ebbtide.torch import _places
 from ebbtide.torch._hooks import left_alone
 from ebbtide.torch._plan import Watcher, at_end
 from ebbtide.torch._record import tensors
-from ebbtide.torch._settings import Predicate
 
 if TYPE_CHECKING:
     from ebbtide.torch._session import Session

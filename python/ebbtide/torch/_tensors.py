@@ -12,11 +12,11 @@ import weakref
 from collections.abc import Callable, Container, Hashable, Iterable, Iterator, MutableMapping, MutableSet
 from typing import Any, Protocol, SupportsIndex
 
+from ebbtide._checks import check_group_name
 from ebbtide._native import Group
+from ebbtide._trees import leaves
 from ebbtide.errors import SettingError
-from ebbtide.torch._settings import check_group_name
 from ebbtide.torch._swapped import HOST, Identity, SwapTensor, Trip, base_check_fn, movable
-from ebbtide.torch._trees import leaves
 
 __all__ = ["Region", "Storage", "SwapGroup", "SwapTensor", "base_check_fn"]
 

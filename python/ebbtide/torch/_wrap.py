@@ -20,16 +20,16 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ebbtide._native import Group, Packer
+from ebbtide._policy import check_policy, decide_by
+from ebbtide._trees import leaves, same_tree
 from ebbtide.errors import SettingError
 from ebbtide.torch import _defaults
 from ebbtide.torch._hooks import in_checkpoint
 from ebbtide.torch._manager import SwapManager
 from ebbtide.torch._marks import Called, mark_region
-from ebbtide.torch._policy import check_policy, decide_by
 from ebbtide.torch._pool import native_pool
 from ebbtide.torch._step import push_hooks, refused_by_transform
 from ebbtide.torch._swapped import base_check_fn, movable
-from ebbtide.torch._trees import leaves, same_tree
 
 T = TypeVar("T")
 Policy = Callable[[torch.Tensor], object]

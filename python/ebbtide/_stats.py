@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from ebbtide import _native
 from ebbtide.errors import PhaseError
-from ebbtide.torch._drain import drain_at_exit
 
 Settings = tuple[object, ...]
 Figures = dict[str, int | float]
@@ -61,6 +60,7 @@ _shared: dict[Settings, Source] = {}
 _past: Figures = {}  # totals of sources that are closed
 _zero: Figures = {}  # totals at the last reset
 _at_reset: list[Callable[[], None]] = []
+_at_open: list[Callable[[], None]] = []
 
 
 def open_source(
@@ -74,7 +74,8 @@ def open_source(
     """A new hub, counted in the figures of the process until `retire` and after it. Raises `SettingError`."""
     hub = _native.Hub(tier=tier, spill_dir=spill_dir, host_bytes=host_bytes, prefetch=prefetch, timeline=timeline)
     source = Source(hub)
-    drain_at_exit()
+    for function in _at_open:
+        function()
     with _lock:
         _sources[id(source)] = source
     return source
@@ -106,6 +107,12 @@ def retire(source: Source, *, close: bool) -> None:
             _add(_past, {key: value for key, value in figures.items() if key not in NOW})
     if close:
         source.hub.close()
+
+
+def at_open(function: Callable[[], None]) -> Callable[[], None]:
+    """Registers what is called whenever a hub is made; usable as a decorator."""
+    _at_open.append(function)
+    return function
 
 
 def at_reset(function: Callable[[], None]) -> Callable[[], None]:

@@ -4,15 +4,14 @@ A policy for *tensors* (`swap_wrapper`, `swap`, `async_save_on_cpu`) is asked on
 could be swapped, and keeps it or swaps it. A policy for *operations* (`checkpoint`,
 `create_selective_checkpoint_contexts`) is asked once for each operation of a checkpointed region, and
 may also have its output computed again. Both may answer with PyTorch's own
-`torch.utils.checkpoint.CheckpointPolicy`.
+`torch.utils.checkpoint.CheckpointPolicy`. No framework is imported here.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-
-import torch
+from typing import Any
 
 from ebbtide.errors import SettingError
 
@@ -60,19 +59,19 @@ def known_policy(answer: object) -> CheckpointPolicy | None:
     """The policy that an answer means; None for what is no policy, ours or PyTorch's."""
     if isinstance(answer, CheckpointPolicy):
         return answer
-    if isinstance(answer, torch.utils.checkpoint.CheckpointPolicy):
+    if isinstance(answer, enum.Enum) and type(answer).__module__ == "torch.utils.checkpoint":
         return _OTHER_NAMES.get(answer.name) or CheckpointPolicy.__members__.get(answer.name)
     return None
 
 
-def decide_by(policy_fn: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], bool]:
+def decide_by(policy_fn: Callable[[Any], object]) -> Callable[[Any], bool]:
     """Makes a question with the answers swap (True) and keep (False) of a policy for tensors.
 
     Raises:
         SettingError: In the question, for any answer but must-save and must-swap.
     """
 
-    def decide(tensor: torch.Tensor) -> bool:
+    def decide(tensor: Any) -> bool:
         answer = policy_fn(tensor)
         policy = known_policy(answer)
         if policy is CheckpointPolicy.MUST_SWAP:

@@ -1,0 +1,243 @@
+"""A region: one call of a piece of code, and what MindSpore saves for backward meanwhile.
+
+    forward    pack: only appends, since a look at a tensor would make MindSpore wait for the operation
+    its end    what may move is put into spans and given to a group; what stays is held by an alias without a graph
+    backward   unpack: brings the group home, and makes the tensor again
+
+Access: a region belongs to the thread that runs the code. What was saved belongs to MindSpore's graph from the
+region's end on: a `Saved` refers to its span and its group, never to the region.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from types import TracebackType
+
+import mindspore as ms
+from mindspore import Tensor
+
+from ebbtide import _native
+from ebbtide.errors import ChangedError, PhaseError
+from ebbtide.mindspore._spans import Span
+from ebbtide.mindspore._views import View, look
+
+FindGroup = Callable[[], _native.Group | None]
+Decide = Callable[[Tensor], bool]
+
+
+class Saved:
+    """What MindSpore keeps instead of a saved tensor."""
+
+    __slots__ = (
+        "__weakref__",
+        "_shown",
+        "bits",
+        "group",
+        "label",
+        "may_move",
+        "number",
+        "span",
+        "tensor",
+        "version",
+        "view",
+    )
+
+    def __init__(self, tensor: Tensor, label: str, *, may_move: bool) -> None:
+        self.tensor: Tensor | None = tensor  # until the region ends; what stays: an alias from then on
+        self.version = int(tensor._version)
+        self.label = label
+        self.may_move = may_move
+        self.view: View | None = None
+        self.span: Span | None = None
+        self.number = 0  # among the tensors of the span
+        self.group: _native.Group | None = None
+        self.bits: bytes | None = None  # what stays, where changes are looked for by its bytes
+        self._shown: Tensor | None = None
+
+    def stay(self, *, hashed: bool) -> None:
+        """Holds the tensor without its graph, which would hold this."""
+        assert self.tensor is not None
+        self.tensor = alias(self.tensor)
+        if hashed:
+            self.bits = _hash(self.tensor)
+
+    def unpack(self) -> Tensor:
+        """The tensor."""
+        if self.tensor is not None:
+            self._check(self.tensor, self.version)
+            if self.bits is not None and _hash(self.tensor) != self.bits:
+                raise ChangedError(
+                    f"{self._name(self.tensor)} was changed after it was saved, which its version doesn't show",
+                    "assignments to elements and copies between storages change what backward reads; save a copy",
+                )
+            return self.tensor
+        if self._shown is None:
+            self._shown, self.version = self._bring()
+        self._check(self._shown, self.version)
+        return self._shown
+
+    def _bring(self) -> tuple[Tensor, int]:
+        """The tensor and its version, wherever its bytes are."""
+        span, group, view = self.span, self.group, self.view
+        if span is not None and group is not None and view is not None:
+            if span.home is None:
+                _come_home(group)
+            if span.home is not None:
+                made = view.over(span.home, span.first)
+                return made, int(made._version)
+            here = span.tensor(self.number)  # its copy failed or was called off
+            if here is not None:
+                return here, self.version
+        raise PhaseError(
+            f"what {self.label} saved is asked for, whose step was given up",
+            "run forward again; a step is given up when an exception leaves it",
+        )
+
+    def _check(self, tensor: Tensor, version: int) -> None:
+        now = int(tensor._version)
+        if now != version:
+            raise ChangedError(
+                f"{self._name(tensor)} was modified in place: its version was {version}, is {now}",
+                "use the operation that makes a new tensor, or save a copy",
+            )
+
+    def _name(self, tensor: Tensor) -> str:
+        return f"a tensor of shape {tuple(tensor.shape)} that {self.label} saved for backward"
+
+    def drop(self) -> None:
+        """Lets go of everything; an unpack is an error from here on."""
+        self.tensor = self.span = self.group = self._shown = None
+
+
+class Region:
+    """What is saved while it is entered; usable once, with `with`.
+
+    `find` is asked for the group once, when the first tensor that may move arrives. `keep` holds the addresses of
+    storages that never leave. `inputs` are what the code is called with: of them, what has no graph stays (a mask, a
+    table: others use it as well). With `hashed` nothing moves and bytes are compared. `seen` is called with all that
+    is saved.
+    """
+
+    def __init__(
+        self,
+        find: FindGroup,
+        label: str,
+        *,
+        keep: Iterable[int] = (),
+        inputs: Iterable[Tensor] = (),
+        min_bytes: int = 1,
+        decide: Decide | None = None,
+        hashed: bool = False,
+        seen: Callable[[Saved], None] = lambda _: None,
+    ) -> None:
+        self.group: _native.Group | None = None
+        self.kept = 0
+        self.moved = 0
+        self._find: FindGroup | None = find
+        self._label = label
+        self._keep = frozenset(keep)
+        self._inputs = [tensor for tensor in inputs if not tensor._requires_grad]
+        self._min_bytes = min_bytes
+        self._decide = decide
+        self._hashed = hashed
+        self._seen = seen
+        self._saved: list[Saved] = []
+        self._hooks: ms.saved_tensors_hooks | None = None
+
+    def __enter__(self) -> Region:
+        self._hooks = ms.saved_tensors_hooks(self._pack, Saved.unpack)
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        hooks, self._hooks = self._hooks, None
+        if hooks is not None:
+            hooks.__exit__(kind, error, trace)
+        if kind is not None:
+            self.drop()
+
+    def _pack(self, tensor: Tensor) -> Saved:
+        movable = tensor.param_info is None and 0 not in tensor.shape
+        movable = movable and tensor.nbytes >= self._min_bytes
+        movable = movable and (self._decide is None or self._decide(tensor))
+        if movable:
+            if self._find is not None:
+                find, self._find = self._find, None
+                self.group = find()
+            movable = self.group is not None
+        saved = Saved(tensor, self._label, may_move=movable)
+        self._saved.append(saved)
+        self._seen(saved)
+        return saved
+
+    def close(self) -> None:
+        """The code is over: what may move goes to the group, which is left open."""
+        saved, self._saved = self._saved, []
+        keep = self._keep | {look(tensor).storage for tensor in self._inputs}
+        self._inputs = []
+        by_storage: dict[int, list[Saved]] = {}
+        for each in saved:
+            view = each.view = look(each.tensor) if each.may_move and each.tensor is not None else None
+            if view is None or not view.storage or view.storage in keep or self._hashed:
+                each.stay(hashed=self._hashed)
+                self.kept += 1
+            else:
+                by_storage.setdefault(view.storage, []).append(each)
+        for sharing in by_storage.values():
+            for part in _parts(sharing):
+                self._give(part)
+
+    def _give(self, sharing: list[Saved]) -> None:
+        """Has one span made of tensors that lie close to each other in one storage."""
+        assert self.group is not None and sharing[0].view is not None
+        reaches = [each.view.reach for each in sharing if each.view is not None]
+        first, last = min(start for start, _ in reaches), max(end for _, end in reaches)
+        tensors = [each.tensor for each in sharing if each.tensor is not None]
+        span = Span(sharing[0].view, first, last, tensors, self._label)
+        self.group.look_after(span, f"{self._label} {list(sharing[0].view.sizes)}", id(span))
+        self.moved += len(sharing)
+        for number, each in enumerate(sharing):
+            each.span, each.number, each.group, each.tensor = span, number, self.group, None
+
+    def drop(self) -> None:
+        """The code failed: what it saved is let go of."""
+        for each in self._saved:
+            each.drop()
+        self._saved, self._inputs = [], []
+
+
+def _come_home(group: _native.Group) -> None:
+    """All of a group is home, and the next one is on its way. Does nothing for a group that was given up."""
+    if group.phase != "closed":
+        group.prefetch()
+        group.need()
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """A tensor of the same memory and version, without a graph."""
+    with ms._no_grad():  # a view counts changes together with its tensor, which `tensor.data` does not
+        return tensor.permute(tuple(range(tensor.ndim)))
+
+
+def _parts(sharing: list[Saved]) -> list[list[Saved]]:
+    """Tensors of a storage in parts that don't move many bytes that nobody saved."""
+    ordered = sorted(sharing, key=lambda each: each.view.reach if each.view is not None else (0, 0))
+    parts: list[list[Saved]] = []
+    end = wanted = start = 0
+    for each in ordered:
+        assert each.view is not None
+        first, last = each.view.reach
+        if parts and max(end, last) - start <= 2 * (wanted + last - first):
+            parts[-1].append(each)
+            end, wanted = max(end, last), wanted + max(0, last - max(end, first))
+        else:
+            parts.append([each])
+            start, end, wanted = first, last, last - first
+    return parts
+
+
+def _hash(tensor: Tensor) -> bytes:
+    return hashlib.blake2b(tensor.asnumpy().tobytes(), digest_size=16).digest()
