@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from types import TracebackType
 
 import mindspore as ms
 from mindspore import Tensor
 
 from ebbtide import _native
-from ebbtide.errors import ChangedError, PhaseError
+from ebbtide.errors import ChangedError, EbbtideError, PhaseError
 from ebbtide.mindspore._spans import Span
 from ebbtide.mindspore._views import View, look
 
@@ -32,6 +33,7 @@ class Saved:
     __slots__ = (
         "__weakref__",
         "_shown",
+        "ahead",
         "bits",
         "group",
         "label",
@@ -53,6 +55,7 @@ class Saved:
         self.number = 0  # among the tensors of the span
         self.group: _native.Group | None = None
         self.bits: bytes | None = None  # what stays, where changes are looked for by its bytes
+        self.ahead: _native.Group | None = None  # what comes next in backward, if the tensor stays
         self._shown: Tensor | None = None
 
     def stay(self, *, hashed: bool) -> None:
@@ -65,6 +68,8 @@ class Saved:
     def unpack(self) -> Tensor:
         """The tensor."""
         if self.tensor is not None:
+            ahead, self.ahead = self.ahead, None
+            _start_load(ahead)
             self._check(self.tensor, self.version)
             if self.bits is not None and _hash(self.tensor) != self.bits:
                 raise ChangedError(
@@ -107,7 +112,7 @@ class Saved:
 
     def drop(self) -> None:
         """Lets go of everything; an unpack is an error from here on."""
-        self.tensor = self.span = self.group = self._shown = None
+        self.tensor = self.span = self.group = self.ahead = self._shown = None
 
 
 class Region:
@@ -115,8 +120,8 @@ class Region:
 
     `find` is asked for the group once, when the first tensor that may move arrives. `keep` holds the addresses of
     storages that never leave. `inputs` are what the code is called with: of them, what has no graph stays (a mask, a
-    table: others use it as well). With `hashed` nothing moves and bytes are compared. `seen` is called with all that
-    is saved.
+    table: others use it as well). With `hashed` nothing moves and bytes are compared. `ahead` is a group that
+    starts to come back when something that stayed is asked for. `seen` is called with all that is saved.
     """
 
     def __init__(
@@ -129,6 +134,7 @@ class Region:
         min_bytes: int = 1,
         decide: Decide | None = None,
         hashed: bool = False,
+        ahead: _native.Group | None = None,
         seen: Callable[[Saved], None] = lambda _: None,
     ) -> None:
         self.group: _native.Group | None = None
@@ -141,6 +147,7 @@ class Region:
         self._min_bytes = min_bytes
         self._decide = decide
         self._hashed = hashed
+        self._ahead = ahead
         self._seen = seen
         self._saved: list[Saved] = []
         self._hooks: ms.saved_tensors_hooks | None = None
@@ -183,6 +190,7 @@ class Region:
             view = each.view = look(each.tensor) if each.may_move and each.tensor is not None else None
             if view is None or not view.storage or view.storage in keep or self._hashed:
                 each.stay(hashed=self._hashed)
+                each.ahead = self._ahead
                 self.kept += 1
             else:
                 by_storage.setdefault(view.storage, []).append(each)
@@ -214,6 +222,13 @@ def _come_home(group: _native.Group) -> None:
     if group.phase != "closed":
         group.prefetch()
         group.need()
+
+
+def _start_load(group: _native.Group | None) -> None:
+    """A hint: what can't be started is loaded on demand, or says then why it can't be."""
+    if group is not None and group.phase in ("offloading", "away"):
+        with suppress(EbbtideError):
+            group.start_load()
 
 
 def alias(tensor: Tensor) -> Tensor:

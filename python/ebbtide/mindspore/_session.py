@@ -96,7 +96,7 @@ def session(
     source = _stats.open_source(tier=tier, spill_dir=spill, host_bytes=host_bytes, prefetch=prefetch)
     try:
         settings = Settings(min_bytes, deciding(asked, refused))
-        return Session(cell, found, source, settings, checksums=checksums)
+        return Session(cell, found, source, settings, prefetch=prefetch, checksums=checksums)
     except BaseException:
         _stats.retire(source, close=True)
         raise
@@ -112,6 +112,7 @@ class Session:
         source: _stats.Source,
         settings: Settings,
         *,
+        prefetch: int,
         checksums: bool,
     ) -> None:
         self._words: Mapping[str, _layers.Word] = MappingProxyType({layer.name: layer.word for layer in layers})
@@ -119,6 +120,7 @@ class Session:
         self._cell_name = type(cell).__name__
         self._source = source
         self._settings = settings
+        self._prefetch = prefetch
         self._checksums = checksums
         self._thread = threading.get_ident()
         self._running: Step | None = None

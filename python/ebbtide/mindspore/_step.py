@@ -83,22 +83,24 @@ class Step:
         word = self._session.policy[name]
         if word == "recompute":
             return ms.recompute(inner, *args, use_reentrant=False, **kwargs)
-        if word == "keep":
+        if word == "keep" and (self._before is None or not self._session._prefetch):
             return inner(*args, **kwargs)
-        return self._swap(name, inner, args, kwargs)
+        return self._in_region(name, word == "swap", inner, args, kwargs)
 
-    def _swap(self, name: str, inner: Construct, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _in_region(self, name: str, swap: bool, inner: Construct, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         count = self._called[name] = self._called.get(name, 0) + 1
         named = name if count == 1 else f"{name}#{count}"
         settings, hub = self._session._settings, self._session._source.hub
         region = Region(
-            lambda: hub.open(named, self.number),
+            lambda: hub.open(named, self.number) if swap else None,
             named,
             keep=self._keep,
             inputs=tensors((args, kwargs)),
             min_bytes=settings.min_bytes,
             decide=settings.decide,
             hashed=self._session._checksums,
+            # The backward of a layer that is kept comes before that of the layer before.
+            ahead=None if swap else self._before,
             seen=self._saved.add,
         )
         with region:
