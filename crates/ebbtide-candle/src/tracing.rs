@@ -22,6 +22,7 @@ pub(crate) fn trace(recording: &Recording, tier: TierRecord) -> Result<Trace, Tr
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     builder.created(now);
     builder.static_bytes(recording.static_bytes + books(recording));
+    builder.plain_peak_bytes(plain_peak(recording));
     builder.step_fixed_ns(recording.fixed_ns);
     builder.tier(tier);
     for (at, layer) in recording.layers.iter().enumerate() {

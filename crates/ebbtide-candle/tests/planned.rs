@@ -132,6 +132,22 @@ fn budgets_hold_from_the_first_step_on() {
 }
 
 /// What can't be met is said after the first step, with what could be.
+/// N % means N % of this.
+#[test]
+fn the_peak_of_plain_training_is_foreseen() {
+    let _turn = turn();
+    let model = Model::new(LAYERS, F32);
+    let ids = model.ids(16, 64, 0);
+    let swap = engine();
+    traced(&swap, &model, &ids);
+    let foreseen = range(&swap.trace(tier()).unwrap().model()).plain;
+    drop(swap);
+    HEAP.reset_peak();
+    drop(model.plain(&ids));
+    let ratio = foreseen as f64 / HEAP.peak_bytes() as f64;
+    assert!((0.97..1.03).contains(&ratio), "{ratio}");
+}
+
 #[test]
 fn a_budget_that_is_too_small_is_an_error_that_names_the_least() {
     let _turn = turn();

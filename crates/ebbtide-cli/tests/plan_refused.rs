@@ -176,7 +176,7 @@ fn files_that_are_no_traces() {
     ");
     edit(&place, "t", "\"version\":2", "\"version\":1,\"colour\":3");
     assert_snapshot!(of("t"), @r"
-    error: t: not a file of format ebbtide.trace: unknown field `colour`, expected one of `format`, `version`, `source`, `created_unix_s`, `static_bytes`, `step_fixed_ns`, `tiers`, `shapes`, `layers` at line 1 column 46
+    error: t: not a file of format ebbtide.trace: unknown field `colour`, expected one of `format`, `version`, `source`, `created_unix_s`, `static_bytes`, `plain_peak_bytes`, `step_fixed_ns`, `tiers`, `shapes`, `layers` at line 1 column 46
     hint: compare it with a file that this version writes
     ");
     edit(&place, "t", ",\"colour\":3", "");

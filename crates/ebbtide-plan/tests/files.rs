@@ -180,6 +180,14 @@ fn c17_a_trace_with_other_keys_is_refused() {
         assert!(matches!(error, TraceError::File(FileError::Json { .. })));
         assert!(error.to_string().contains(part), "{error}");
     }
+    let key = "\"static_bytes\":4096,\"plain_peak_bytes\":";
+    let known = change(&text, "\"static_bytes\":4096,", &format!("{key}70000000,"));
+    let known = Trace::parse(&known).unwrap();
+    assert_eq!(ebbtide_plan::range(&known.model()).plain, 70_000_000);
+    assert_eq!(Trace::parse(&known.to_json()).unwrap(), known);
+    let much = change(&text, "\"static_bytes\":4096,", &format!("{key}9000000000000000000,"));
+    let error = Trace::parse(&much).unwrap_err();
+    assert!(error.to_string().contains("plain_peak_bytes"), "{error}");
     let none = Trace::parse("{\"format\":\"ebbtide.trace\",\"version\":1}").unwrap_err();
     assert!(none.to_string().contains("missing field"), "{none}");
     assert!(TraceBuilder::new("nothing").build().is_err());

@@ -71,6 +71,7 @@ fn model(random: &mut Random) -> Model {
         tiers: (0..tiers).map(|at| tier(random, at)).collect(),
         static_bytes: between(random, 0, 50),
         fixed_ns: between(random, 0, 50),
+        plain_bytes: None,
     }
 }
 

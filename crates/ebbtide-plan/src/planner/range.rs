@@ -67,6 +67,9 @@ pub fn range(model: &Model) -> Range {
 }
 
 fn plain(model: &Model) -> u64 {
+    if let Some(known) = model.plain_bytes {
+        return known;
+    }
     let mut model = model.clone();
     for (at, layer) in model.layers.iter_mut().enumerate() {
         for storage in &mut layer.storages {

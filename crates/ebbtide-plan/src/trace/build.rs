@@ -115,6 +115,7 @@ impl TraceBuilder {
             source: source.into(),
             created_unix_s: 0,
             static_bytes: 0,
+            plain_peak_bytes: 0,
             step_fixed_ns: 0,
             tiers: Vec::new(),
             shapes: Vec::new(),
@@ -132,6 +133,12 @@ impl TraceBuilder {
     /// What is on the device all the time, in bytes.
     pub fn static_bytes(&mut self, bytes: u64) -> &mut Self {
         self.trace.static_bytes = bytes;
+        self
+    }
+
+    /// The peak of a step without ebbtide, in bytes, where more is known of it than storages tell.
+    pub fn plain_peak_bytes(&mut self, bytes: u64) -> &mut Self {
+        self.trace.plain_peak_bytes = bytes;
         self
     }
 

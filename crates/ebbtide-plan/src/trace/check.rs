@@ -193,8 +193,10 @@ impl Trace {
         if self.layers.len() > MAX_LAYERS {
             return Err(wrong("layers", Fault::TooMany { most: MAX_LAYERS }));
         }
-        if self.static_bytes > MAX_SUM || self.step_fixed_ns > MAX_SUM {
-            return Err(wrong("static_bytes and step_fixed_ns", Fault::Overflow));
+        if [self.static_bytes, self.plain_peak_bytes, self.step_fixed_ns].into_iter().max()
+            > Some(MAX_SUM)
+        {
+            return Err(wrong("static_bytes, plain_peak_bytes and step_fixed_ns", Fault::Overflow));
         }
         self.check_tiers()?;
         let shapes = self.check_shapes()?;

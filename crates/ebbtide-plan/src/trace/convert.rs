@@ -17,6 +17,7 @@ impl Trace {
             tiers: self.tiers.iter().map(tier).collect(),
             static_bytes: self.static_bytes,
             fixed_ns: self.step_fixed_ns,
+            plain_bytes: (self.plain_peak_bytes > 0).then_some(self.plain_peak_bytes),
         }
     }
 }

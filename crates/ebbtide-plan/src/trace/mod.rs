@@ -42,6 +42,9 @@ pub struct Trace {
     source: String,
     created_unix_s: u64,
     static_bytes: u64,
+    /// 0: not known.
+    #[serde(default)]
+    plain_peak_bytes: u64,
     step_fixed_ns: u64,
     tiers: Vec<TierRecord>,
     shapes: Vec<Shape>,
@@ -151,7 +154,7 @@ impl Trace {
     /// The text of the file: a tier, a storage of a shape and a layer are a line each.
     pub fn to_json(&self) -> String {
         let shapes: Vec<String> = self.shapes.iter().map(Shape::to_json).collect();
-        let head = [
+        let mut head = vec![
             format!("{{\"format\":\"{FORMAT}\",\"version\":{}", self.version),
             format!(" \"source\":{}", file::line(&self.source)),
             format!(" \"created_unix_s\":{}", self.created_unix_s),
@@ -161,6 +164,9 @@ impl Trace {
             format!(" \"shapes\":[\n{}\n ]", shapes.join(",\n")),
             file::lines("layers", &self.layers),
         ];
+        if self.plain_peak_bytes > 0 {
+            head.insert(4, format!(" \"plain_peak_bytes\":{}", self.plain_peak_bytes));
+        }
         head.join(",\n") + "}\n"
     }
 

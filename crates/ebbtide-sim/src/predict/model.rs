@@ -100,6 +100,9 @@ pub struct Model {
     pub static_bytes: u64,
     /// What a step takes besides its layers, in nanoseconds.
     pub fixed_ns: u64,
+    /// The peak without ebbtide in bytes, where more is known of it than storages tell. `None`: it is
+    /// theirs.
+    pub plain_bytes: Option<u64>,
 }
 
 impl Model {
