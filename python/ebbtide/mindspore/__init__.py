@@ -10,9 +10,28 @@ for x in data:
     optimizer(gradients)
 """
 
+from ebbtide._defaults import configure
 from ebbtide._policy import CheckpointPolicy
 from ebbtide._stats import reset, shrink, stats, synchronize
+from ebbtide.mindspore._manager import SwapManager
 from ebbtide.mindspore._session import Session, session
 from ebbtide.mindspore._step import Step
+from ebbtide.mindspore._tensors import Region, Storage, SwapGroup, SwapTensor, base_check_fn
 
-__all__ = ["CheckpointPolicy", "Session", "Step", "reset", "session", "shrink", "stats", "synchronize"]
+__all__ = [
+    "CheckpointPolicy",
+    "Region",
+    "Session",
+    "Step",
+    "Storage",
+    "SwapGroup",
+    "SwapManager",
+    "SwapTensor",
+    "base_check_fn",
+    "configure",
+    "reset",
+    "session",
+    "shrink",
+    "stats",
+    "synchronize",
+]

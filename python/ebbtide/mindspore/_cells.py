@@ -58,12 +58,17 @@ def surround(cell: nn.Cell, around: Around) -> Callable[[], None]:
     return remove
 
 
-def storages(cell: nn.Cell) -> set[int]:
-    """Addresses of what a cell and those below it own: parameters, buffers, tensors that are attributes."""
+def owned(cell: nn.Cell) -> list[Tensor]:
+    """What a cell and those below it own: parameters, buffers, tensors that are attributes."""
     own: list[Tensor] = [*cell.get_parameters(), *cell.buffers()]
     for _, each in cell.cells_and_names():
         own += [value for value in vars(each).values() if isinstance(value, Tensor)]
-    return {int(tensor.untyped_storage().data_ptr()) for tensor in own}
+    return own
+
+
+def storages(cell: nn.Cell) -> set[int]:
+    """Addresses of what a cell and those below it own."""
+    return {int(tensor.untyped_storage().data_ptr()) for tensor in owned(cell)}
 
 
 def tensors(tree: object) -> Iterator[Tensor]:

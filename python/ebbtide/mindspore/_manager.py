@@ -1,0 +1,32 @@
+"""Groups by name, and cells that drive their own: see `ebbtide._manager`."""
+
+from __future__ import annotations
+
+from mindspore import nn
+
+from ebbtide._manager import Manager
+from ebbtide.mindspore._chain import CellLayers
+from ebbtide.mindspore._tensors import SwapGroup
+
+
+class SwapManager(Manager[nn.Cell]):
+    """Owns all groups by name. There is one in a process: constructing it again returns it.
+
+    Example:
+        >>> manager = SwapManager()
+        >>> for first, second in zip(model.blocks[:-1], model.blocks[1:]):
+        ...     manager.set_forward_prefetch_layer(first, second)
+
+    or, without layers:
+        >>> with manager.group_context("stage 0"):
+        ...     y = swap(stage, x)
+        >>> manager.launch_offload("stage 0"); manager.wait_offload("stage 0")
+    """
+
+    @classmethod
+    def _make_layers(cls) -> CellLayers:
+        return CellLayers()
+
+    @staticmethod
+    def _make_group(group_name: str) -> SwapGroup:
+        return SwapGroup(group_name)
