@@ -26,7 +26,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import Any, ClassVar, Generic
+from typing import TYPE_CHECKING, Any, ClassVar, Generic
 
 from ebbtide import _defaults, _stats
 from ebbtide._chain import LayerCall, Layers, Module
@@ -34,6 +34,9 @@ from ebbtide._checks import check_group_name
 from ebbtide._native import Group
 from ebbtide._regions import GroupOfRegions, Region
 from ebbtide.errors import EbbtideError, SettingError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 NOT_HOME = ("open", "offloading", "away", "loading")
 # The thread is stored with the name: a new thread starts without a group, also where it inherits context.
@@ -60,7 +63,7 @@ class Manager(Generic[Module]):
         _stats.at_reset(lambda: cls()._reset())
         os.register_at_fork(after_in_child=cls._in_child)
 
-    def __new__(cls) -> Any:
+    def __new__(cls) -> Self:
         """The manager of the process."""
         with cls._making:
             if cls._instance is None:
@@ -70,7 +73,8 @@ class Manager(Generic[Module]):
                 made._layers = cls._make_layers()
                 made._warned_missing = False
                 cls._instance = made
-            return cls._instance
+            found: Self = cls._instance
+            return found
 
     # -- what the framework has
 
@@ -294,8 +298,9 @@ class Manager(Generic[Module]):
         Raises:
             SettingError: Something of this is no layer. Nothing has changed.
         """
-        several = isinstance(module, Iterable) and not self._layers.is_layer(module)
-        modules: list[Any] = list(module) if several else [module]
+        given: Any = module
+        several = isinstance(given, Iterable) and not self._layers.is_layer(given)
+        modules = list(given) if several else [given]
         for each in modules:
             self._layers.check_layer(each)
         for each in modules:

@@ -120,7 +120,7 @@ class Region:
         """Drops everything."""
         self._items.clear()
 
-    def iter_swap_tensors(self) -> Iterator[Swapped]:
+    def iter_swap_tensors(self) -> Iterator[Any]:
         """All `SwapTensor`s, however deep, in order."""
         for items in list(self._items.values()):
             yield from swap_tensors_in(list(items))

@@ -1,0 +1,313 @@
+"""Layers that drive their groups (rows M4 to M6 and M10 to M12 of the catalogue)."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import mindspore as ms
+import pytest
+from hand import Block, Chained, bits, chained, figures, fresh, held, moved, sample, saving, step, swapped, told, wire
+from mindspore import Tensor, mint, nn
+
+from ebbtide import PhaseError, SettingError
+from ebbtide.mindspore import SwapManager
+
+
+@pytest.fixture(autouse=True)
+def clean() -> Iterator[None]:
+    fresh()
+    yield
+    fresh()
+
+
+@pytest.fixture
+def manager() -> SwapManager:
+    return SwapManager()
+
+
+def made(count: int = 4) -> Chained:
+    return wire(swapped(chained(count)))
+
+
+# ---- forward and backward
+
+
+def test_m4_two_layers_are_resident_and_the_group_is_current(manager: SwapManager) -> None:
+    model = made(5)
+    seen: list[tuple[str | None, list[str]]] = []
+
+    def look(*_: object) -> None:
+        away = [group.phase for groups in manager._groups.values() for group in groups]
+        seen.append((manager.get_current_group_name(), away))
+
+    for layer in model.layers:
+        layer.down.register_forward_hook(look)
+    assert step(model) == step(chained(5))
+    names = [name for name, _ in seen[:5]]
+    assert len(set(names)) == 5
+    assert None not in names
+    phases = [phases for _, phases in seen]
+    assert phases[3] == ["away", "away", "offloading", "open"]
+    assert phases[4][:4] == ["away", "away", "away", "offloading"]
+    assert manager.get_current_group_name() is None
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_m4_c10_the_group_ends_with_an_exception(manager: SwapManager, error: type[BaseException]) -> None:
+    model, reference = made(4), step(chained(4))
+    fail = [True]
+
+    def break_off(*_: object) -> None:
+        if fail[0]:
+            raise error("in the third layer")
+
+    model.layers[2].down.register_forward_hook(break_off)
+    for _ in range(3):
+        fail[0] = True
+        with pytest.raises(error, match="third"):
+            step(model)
+        assert manager.get_current_group_name() is None
+        fail[0] = False
+        assert step(model) == reference
+    gc.collect()
+    for name in list(manager._groups):
+        manager.abort_group(name)
+    assert (manager.active_group_count(), held()) == (0, (0, 0))
+
+
+def test_m5_backward_prefetches_the_layer_before(manager: SwapManager) -> None:
+    model = made(5)
+    assert step(model) == step(chained(5))
+    assert figures()["missed_prefetches"] == 0
+    assert moved()[0] == moved()[1] > 0
+    assert (manager.active_group_count(), held()) == (0, (0, 0))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_m5_recomputation_leaves_groups_alone(manager: SwapManager, reentrant: bool) -> None:
+    model = wire(chained(4))
+    run = lambda x: mint.mean(mint.square(ms.recompute(model, x, use_reentrant=reentrant)))  # noqa: E731
+    assert step(model, run=run) == step(chained(4))
+    assert moved() == (0, 0)
+    assert manager.get_current_group_name() is None
+
+
+def test_m5_marks_end_with_a_failed_backward(manager: SwapManager) -> None:
+    model, reference = made(4), step(chained(4))
+    fail = [True]
+
+    def refuse(gradient: Tensor) -> Tensor:
+        if fail[0]:
+            raise ValueError("in backward")
+        return gradient
+
+    def run(x: Tensor) -> Tensor:
+        layers = list(model.layers)
+        hidden = layers[1](layers[0](x))
+        hidden.register_hook(refuse)
+        return mint.mean(mint.square(layers[3](layers[2](hidden))))
+
+    for _ in range(3):
+        fail[0] = True
+        with pytest.raises(ValueError, match="in backward"):
+            step(model, run=run)
+        fail[0] = False
+        assert step(model, run=run) == reference
+
+
+def test_m5_without_signals_everything_is_loaded_on_demand(manager: SwapManager, monkeypatch: Any) -> None:
+    monkeypatch.setattr(type(manager._layers), "watch_gradients", lambda *_: None)
+    assert step(made(4)) == step(chained(4))
+    assert held() == (0, 0)
+
+
+class Dicts(Block):
+    """Trees in and out."""
+
+    def construct(self, x: Any) -> Any:
+        return {"x": [super().construct(x["x"][0])], "note": 3}
+
+
+def test_m5_outputs_of_any_form(manager: SwapManager) -> None:
+    def steps(model: Chained) -> list[bytes]:
+        return step(model, run=lambda x: mint.mean(mint.square(model({"x": [x]})["x"][0])))
+
+    assert steps(wire(swapped(chained(4, Dicts)))) == steps(chained(4, Dicts))
+    assert figures()["missed_prefetches"] == 0
+    assert held() == (0, 0)
+
+
+# ---- hooks
+
+
+def hooks_of(cell: nn.Cell) -> int:
+    return len(cell._forward_hook) + len(cell._forward_pre_hook)
+
+
+def test_m6_hooks_are_hung_once_and_in_order(manager: SwapManager) -> None:
+    calls: list[str] = []
+    model = chained(3)
+
+    def note(text: str) -> Any:
+        return lambda *_: calls.append(f"{text} {manager.get_current_group_name() is not None}")
+
+    middle = model.layers[1]
+    middle.register_forward_pre_hook(note("user's pre"))
+    middle.register_forward_hook(note("user's post"))
+    wire(model)
+    count = hooks_of(middle)
+    wire(model)
+    assert hooks_of(middle) == count
+    step(model)
+    assert calls == ["user's pre True", "user's post True"]
+
+
+def test_m6_unregistering(manager: SwapManager) -> None:
+    model = chained(4)
+    layers = list(model.layers)
+    wire(model)
+    assert manager.unregister_forward_prefetch_hooks(layers[1]) >= 2
+    assert manager.unregister_forward_prefetch_hooks(layers[1]) == 0
+    assert hooks_of(layers[1]) == 0
+    wire(model)
+    assert hooks_of(layers[1]) == 2
+    manager.unregister_forward_prefetch_layer(layers[1])
+    manager.unregister_forward_prefetch_layer(layers[1])
+    assert hooks_of(layers[1]) == 0
+    with told() as texts:  # its neighbours follow each other
+        manager.set_forward_prefetch_layer(layers[0], layers[2])
+    assert texts == []
+    with pytest.raises(SettingError):
+        manager.set_forward_prefetch_layer(layers[0], layers[3])
+    manager.unregister_forward_prefetch_layer([*layers, nn.Dense(2, 2)])
+    assert [hooks_of(layer) for layer in layers] == [0] * 4
+    with pytest.raises(SettingError, match="no layer"):
+        manager.unregister_forward_prefetch_layer("x")
+
+
+def test_m6_a_removed_layer_gives_its_group_up(manager: SwapManager) -> None:
+    model = made(3)
+
+    def run(x: Tensor) -> Tensor:
+        y = mint.sum(model(x))
+        assert manager.active_group_count() == 2
+        manager.unregister_forward_prefetch_layer(model.layers[0])
+        assert manager.active_group_count() == 1
+        return y
+
+    with pytest.raises(PhaseError):
+        step(model, run=run)
+
+
+def test_m6_a_dropped_model_tears_its_own_wiring_down(manager: SwapManager) -> None:
+    manager.active_group_count()
+    before = len(manager._layers._layers)
+    model = made(3)
+    gone = weakref.ref(model.layers[0])
+    step(model)
+    assert len(manager._layers._layers) == before + 3
+    del model
+    gc.collect()
+    assert gone() is None
+    assert manager.active_group_count() == 0
+    assert len(manager._layers._layers) == before
+
+
+def test_m6_hooks_are_inert_in_a_copy(manager: SwapManager) -> None:
+    twin = copy.deepcopy(wire(chained(3)))
+    assert step(twin) == step(chained(3))
+    assert manager.active_group_count() == 0
+
+
+# ---- passes
+
+
+def test_m10_c12_micro_batches(manager: SwapManager) -> None:
+    model, plain = made(4), chained(4)
+    for seed in range(4):
+        assert step(model, seed) == step(plain, seed)
+    both = lambda model: lambda x: mint.sum(model(x)) + mint.sum(model(mint.exp(x)))  # noqa: E731
+    for _ in range(2):
+        assert step(model, run=both(model)) == step(plain, run=both(plain))
+    assert (manager.active_group_count(), held()) == (0, (0, 0))
+
+
+def test_m10_c12_a_layer_that_is_used_twice(manager: SwapManager) -> None:
+    def run(model: Chained) -> list[bytes]:
+        one, two = model.layers[0], model.layers[1]
+        return step(model, run=lambda x: mint.mean(mint.square(model(one(two(model(x)))))))
+
+    assert run(made(3)) == run(chained(3))
+    assert (manager.active_group_count(), held()) == (0, (0, 0))
+
+
+def test_m10_c11_evaluation_within_and_between_steps(manager: SwapManager) -> None:
+    model, plain = made(4), chained(4)
+
+    def run(x: Tensor) -> Tensor:
+        loss = mint.mean(mint.square(model(x)))
+        with ms._no_grad():
+            model(sample(9))
+        return loss
+
+    for seed in range(3):
+        assert bits(model(sample(7))) == bits(plain(sample(7)))
+        assert step(model, seed, run=run) == step(plain, seed)
+    gc.collect()
+    assert (manager.active_group_count(), held()) == (0, (0, 0))
+
+
+def test_m10_c24_two_models_in_two_threads(manager: SwapManager) -> None:
+    models, plain = [made(4), made(4)], chained(4)
+    expected = [step(plain, seed) for seed in range(4)]
+    errors: list[BaseException] = []
+
+    def train(model: Chained) -> None:
+        try:
+            for seed in range(4):
+                assert step(model, seed) == expected[seed]
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=train, args=(model,)) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert (manager.active_group_count(), held()) == (0, (0, 0))
+
+
+def test_m11_without_declarations_everything_is_right(manager: SwapManager) -> None:
+    model, reference = chained(4), step(chained(4))
+
+    def run(x: Tensor) -> Tensor:
+        for number, layer in enumerate(model.layers):
+            with manager.group_context(f"layer {number}"):
+                x = saving(partial(layer, x))
+            manager.launch_offload(f"layer {number}")
+        for number in range(4):
+            manager.wait_offload(f"layer {number}")
+        return mint.mean(mint.square(x))
+
+    missed = []
+    for _ in range(3):
+        before = figures()["missed_prefetches"]
+        assert step(model, run=run) == reference
+        missed.append(figures()["missed_prefetches"] - before)
+    # The last layer's is asked for at once, before anybody could have started it.
+    assert missed[1:] == [1, 1]
+
+
+def test_m12_right_where_some_layers_drive_nothing(manager: SwapManager) -> None:
+    model, reference = made(4), step(chained(4))
+    for layer in list(model.layers)[::2]:
+        manager.unregister_forward_prefetch_hooks(layer)
+    with told():
+        assert step(model) == reference
