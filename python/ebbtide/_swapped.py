@@ -71,7 +71,7 @@ class Trip:
         for tensor in boarding:
             tensor._check_unchanged()
         for tensor in boarding:
-            tensor._saved = tensor._register(self.open(), sole=sole)
+            tensor._saved = tensor._register(self, sole=sole)
             tensor._trip = self
             self._aboard.append(tensor)
 
@@ -211,8 +211,8 @@ class Swapped:
         """Bytes of its elements."""
         raise NotImplementedError
 
-    def _register(self, group: Group, *, sole: bool) -> SavedTensor:
-        """Gives it to a group of the engine."""
+    def _register(self, trip: Trip, *, sole: bool) -> SavedTensor:
+        """Gives it to the group of the engine that it is to travel in."""
         raise NotImplementedError
 
     def _keep_in(self, group: Group) -> None:

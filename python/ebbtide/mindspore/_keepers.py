@@ -14,6 +14,7 @@ engine is called. The methods of a keeper are called by the engine, under its lo
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
 import weakref
@@ -21,6 +22,7 @@ from typing import Any
 
 from mindspore import Tensor
 
+from ebbtide._native import SavedTensor
 from ebbtide.errors import PhaseError
 from ebbtide.mindspore._spans import is_lent
 
@@ -29,6 +31,7 @@ _lock = threading.Lock()
 _here: weakref.WeakValueDictionary[int, Keeper] = weakref.WeakValueDictionary()
 _away: weakref.WeakSet[Keeper] = weakref.WeakSet()
 PROBE_BYTES = 64
+STEP, HEAD, PAGE = 512, 16, 4096
 
 
 class Keeper:
@@ -36,6 +39,7 @@ class Keeper:
 
     def __init__(self, tensor: Tensor) -> None:
         self.key = next(_numbers)
+        self.registered: tuple[weakref.ref[object], SavedTensor] | None = None  # by whom, and as what
         self._tensor = tensor
         self._nbytes = nbytes(tensor)
         self._address = address(tensor)
@@ -43,13 +47,13 @@ class Keeper:
     @property
     def is_lent(self) -> bool:
         """Whether what was saved for backward is copied from this very memory."""
-        return is_lent(self._address)
+        return is_lent(address(self._tensor))
 
     # ---- the engine's
 
     def facts(self) -> tuple[int, int]:
         """The size of the storage, and the version that MindSpore counts."""
-        return nbytes(self._tensor), int(self._tensor._version)
+        return nbytes(self._tensor), version_of(self._tensor)
 
     def lend(self) -> int:
         """The address of its bytes."""
@@ -61,10 +65,23 @@ class Keeper:
             raise PhaseError(
                 "what was saved for backward is in this memory as well", "keep one of the two on the device"
             )
-        _here.pop(self._address, None)
-        self._tensor.untyped_storage().resize_(0)
+        storage = self._tensor.untyped_storage()
+        storage.resize_(0)
+        if _here.get(self._address) is self:
+            del _here[self._address]
+        if storage.data_ptr():  # nothing was freed: it is another's, and `is_foreign` has not seen it
+            self._take_back(storage, int(storage.data_ptr()))
+            raise PhaseError("the memory is not MindSpore's own", "name a copy of it, made with tensor.copy()")
         self._address = 0
         _away.add(self)
+
+    def _take_back(self, storage: Any, lost: int) -> None:
+        """Fills the storage with what is still at an address that it has lost."""
+        content = ctypes.string_at(lost, self._nbytes)
+        storage.resize_(self._nbytes)
+        self._address = int(storage.data_ptr())
+        ctypes.memmove(self._address, content, self._nbytes)
+        _here[self._address] = self
 
     def allocate(self) -> int:
         """Memory for its bytes, unless it has been given some already."""
@@ -98,7 +115,11 @@ def keeper_of(tensor: Tensor) -> Keeper:
 def find(tensor: Tensor) -> Keeper | None:
     """The keeper of a tensor's storage."""
     at = address(tensor)
-    return _here.get(at) if at else _probed(tensor)
+    if not at:
+        return _probed(tensor)
+    found = _here.get(at)
+    # Whoever assigns to a tensor, or resizes its storage, gives it other memory; what it had may be another's now.
+    return found if found is not None and address(found._tensor) == at else None
 
 
 def _probed(tensor: Tensor) -> Keeper | None:
@@ -114,6 +135,28 @@ def _probed(tensor: Tensor) -> Keeper | None:
         storage.resize_(0)
 
 
+def is_foreign(tensor: Tensor) -> bool:
+    """Whether the memory of a storage is not MindSpore's to give up: numpy's, or what a tensor was made of.
+
+    MindSpore doesn't tell; emptying such a storage frees nothing, and a numpy array would share it no more. On a CPU
+    MindSpore cuts its memory from large blocks, in steps of 512 bytes behind the 16 with which the C library begins a
+    block. What lies elsewhere, or fills a block of the C library by itself, is not its own.
+    """
+    at, size = address(tensor), nbytes(tensor)
+    if not at or str(tensor.device).upper() != "CPU":
+        return False
+    if at % STEP != HEAD:
+        return True
+    # Within the page of `at`, so it can be read: what the C library says of the block's size, if one begins here.
+    block = ctypes.c_uint64.from_address(at - 8).value & ~7
+    return HEAD // 2 <= block - size <= HEAD + PAGE
+
+
+def version_of(tensor: Tensor) -> int:
+    """The changes in place that MindSpore has counted, which on a CPU are few of those that there were."""
+    return int(tensor._version)
+
+
 def nbytes(tensor: Tensor) -> int:
     """Bytes of a tensor's storage."""
     return int(tensor.untyped_storage().nbytes())
@@ -122,4 +165,5 @@ def nbytes(tensor: Tensor) -> int:
 def address(tensor: Tensor) -> int:
     """The address of a tensor's storage; 0 for one without memory."""
     storage = tensor.untyped_storage()
-    return int(storage.data_ptr() or 0) if storage.nbytes() else 0
+    at = int(storage.data_ptr() or 0)
+    return at if storage.nbytes() else 0

@@ -5,15 +5,16 @@ Access contract: that of `ebbtide._swapped`. To register a tensor waits until wh
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable
 from typing import Any
 
 from mindspore import Tensor
 
 from ebbtide._native import Group, SavedTensor
-from ebbtide._swapped import DEVICE, HOST, Place, Swapped
+from ebbtide._swapped import DEVICE, HOST, Place, Swapped, Trip
 from ebbtide.errors import SettingError
-from ebbtide.mindspore._keepers import Keeper, address, keeper_of, nbytes
+from ebbtide.mindspore._keepers import Keeper, address, is_foreign, keeper_of, nbytes, version_of
 
 
 def movable(value: object) -> Tensor | None:
@@ -44,6 +45,9 @@ class SwapTensor(Swapped):
     Registered are the tensor, its label, the size of its storage and its version: an offload of a tensor
     that was resized or modified in place since then is an error. By itself it moves alone; within a
     `Region` or a `SwapGroup` it moves with the others. Calls in a wrong state warn and do nothing.
+
+    Of changes in place only those are found that MindSpore counts (`tensor._version`), which are few: no
+    assignment to elements, and no copy into a tensor that was looked at before.
 
     Its storage is emptied while it is away. MindSpore can't tell who else uses it, and to read an emptied
     storage ends the process: name only what nothing reads meanwhile, and read it with `get_val`.
@@ -91,7 +95,7 @@ class SwapTensor(Swapped):
         return self._keeper
 
     def _place(self) -> Place:
-        return Place(nbytes(self._value), self._kept_by().key, int(self._value._version))
+        return Place(nbytes(self._value), self._kept_by().key, version_of(self._value))
 
     def _nbytes(self) -> int:
         return nbytes(self._value)
@@ -109,13 +113,20 @@ class SwapTensor(Swapped):
         own = self._value
         return (self._key, int(own.storage_offset()), tuple(own.shape), tuple(own.stride()), str(own.dtype))
 
-    def _register(self, group: Group, *, sole: bool) -> SavedTensor:
-        own = self._value
-        label = f"{self.funcname} {list(own.shape)}"
-        saved = group.look_after(self._kept_by(), label, self._key)
-        if own.param_info is not None or self._kept_by().is_lent or not owns_memory(own):
+    def _register(self, trip: Trip, *, sole: bool) -> SavedTensor:
+        own, keeper, group = self._value, self._kept_by(), trip.open()
+        known = keeper.registered
+        if known is not None and known[0]() is trip and not self._duplicate:
+            return known[1]  # another view of the same storage, which moves as a whole
+        saved = group.look_after(keeper, f"{self.funcname} {list(own.shape)}", self._key)
+        keeper.registered = (weakref.ref(trip), saved)
+        if own.param_info is not None or keeper.is_lent or is_foreign(own):
             group.protect_keys([self._key])
         return saved
+
+    def _arrived(self) -> None:
+        super()._arrived()
+        self._kept_by().registered = None
 
     def _keep_in(self, group: Group) -> None:
         group.protect_keys([self._key])
@@ -123,8 +134,3 @@ class SwapTensor(Swapped):
     def _is_used_unseen(self) -> bool:
         """Whether what is saved for backward is being copied from this memory."""
         return self._kept_by().is_lent
-
-
-def owns_memory(tensor: Tensor) -> bool:
-    """Whether the memory of a storage is MindSpore's, so that it can be given up."""
-    return True

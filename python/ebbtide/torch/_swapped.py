@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ebbtide._native import Group, SavedTensor
-from ebbtide._swapped import Place, Swapped
+from ebbtide._swapped import Place, Swapped, Trip
 from ebbtide.torch._pool import native_pool
 
 # What sys.getrefcount counts of a value that only its SwapTensor has: that, and its own argument.
@@ -114,10 +114,10 @@ class SwapTensor(Swapped):
     def _keep_in(self, group: Group) -> None:
         group.protect([self._own()])
 
-    def _register(self, group: Group, *, sole: bool) -> SavedTensor:
+    def _register(self, trip: Trip, *, sole: bool) -> SavedTensor:
         pooled: dict[str, Any] = {} if self._pool is None else {"pool": self._pool}
         own = self._own()
-        return group.add(
+        return trip.open().add(
             own,
             f"{self.funcname} {list(own.shape)} on {own.device}",
             pack=self.group_swap,
