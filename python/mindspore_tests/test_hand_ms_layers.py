@@ -15,7 +15,7 @@ from hand import Block, Chained, bits, chained, figures, fresh, held, moved, sam
 from mindspore import Tensor, mint, nn
 
 from ebbtide import PhaseError, SettingError
-from ebbtide.mindspore import SwapManager
+from ebbtide.mindspore import SwapManager, _spans
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +74,34 @@ def test_m4_c10_the_group_ends_with_an_exception(manager: SwapManager, error: ty
         assert manager.get_current_group_name() is None
         fail[0] = False
         assert step(model) == reference
-    gc.collect()
-    for name in list(manager._groups):
-        manager.abort_group(name)
     assert (manager.active_group_count(), held()) == (0, (0, 0))
+
+
+def test_m7_c10_failed_passes_leave_nothing(manager: SwapManager) -> None:
+    model, reference = made(4), step(chained(4))
+    where = [0]
+
+    def refuse(gradient: Tensor) -> Tensor:
+        if where[0] == 2:
+            raise ValueError("in backward")
+        return gradient
+
+    def run(x: Tensor) -> Tensor:
+        y = model(x)
+        y.register_hook(refuse)
+        if where[0] == 1:
+            raise ValueError("after the layers")
+        return mint.mean(mint.square(y))
+
+    for number in range(12):
+        where[0] = number % 4
+        if where[0] in (1, 2):
+            with pytest.raises(ValueError, match="layers|backward"):
+                step(model, run=run)
+        else:
+            assert step(model, run=run) == reference
+            assert (manager.active_group_count(), held()) == (0, (0, 0))
+            assert not [span for span in _spans._spans if span.is_here]
 
 
 def test_m5_backward_prefetches_the_layer_before(manager: SwapManager) -> None:
@@ -118,6 +142,7 @@ def test_m5_marks_end_with_a_failed_backward(manager: SwapManager) -> None:
             step(model, run=run)
         fail[0] = False
         assert step(model, run=run) == reference
+    assert (manager.active_group_count(), held()) == (0, (0, 0))
 
 
 def test_m5_without_signals_everything_is_loaded_on_demand(manager: SwapManager, monkeypatch: Any) -> None:

@@ -30,3 +30,13 @@ class SwapManager(Manager[nn.Cell]):
     @staticmethod
     def _make_group(group_name: str) -> SwapGroup:
         return SwapGroup(group_name)
+
+    def _tidy(self) -> None:
+        """Gives up what passes have left that are over."""
+        super()._tidy()
+        with self._lock:
+            groups = [group for named in self._groups.values() for group in named]
+        for group in groups:
+            if isinstance(group, SwapGroup) and group._is_waste:
+                self._forget(group)
+                group._give_up()

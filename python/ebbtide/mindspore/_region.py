@@ -20,6 +20,7 @@ from mindspore import Tensor
 
 from ebbtide import _native
 from ebbtide.errors import ChangedError, EbbtideError, PhaseError
+from ebbtide.mindspore._passes import running
 from ebbtide.mindspore._spans import Span
 from ebbtide.mindspore._views import View, look
 
@@ -121,7 +122,8 @@ class Region:
     `find` is asked for the group once, when the first tensor that may move arrives. `keep` holds the addresses of
     storages that never leave. `inputs` are what the code is called with: of them, what has no graph stays (a mask, a
     table: others use it as well). With `hashed` nothing moves and bytes are compared. `ahead` is a group that
-    starts to come back when something that stayed is asked for. `seen` is called with all that is saved.
+    starts to come back when something that stayed is asked for. `seen` is called with all that is saved, and is then
+    to drop what is left of it; without it that is done when the pass ends.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class Region:
         decide: Decide | None = None,
         hashed: bool = False,
         ahead: _native.Group | None = None,
-        seen: Callable[[Saved], None] = lambda _: None,
+        seen: Callable[[Saved], None] | None = None,
     ) -> None:
         self.group: _native.Group | None = None
         self.kept = 0
@@ -153,6 +155,9 @@ class Region:
         self._hooks: ms.saved_tensors_hooks | None = None
 
     def __enter__(self) -> Region:
+        if self._seen is None:
+            of = running()
+            self._seen = (lambda _: None) if of is None else of.saved.add
         self._hooks = ms.saved_tensors_hooks(self._pack, Saved.unpack)
         self._hooks.__enter__()
         return self
@@ -177,7 +182,8 @@ class Region:
             movable = self.group is not None
         saved = Saved(tensor, self._label, may_move=movable)
         self._saved.append(saved)
-        self._seen(saved)
+        if self._seen is not None:
+            self._seen(saved)
         return saved
 
     def close(self) -> None:

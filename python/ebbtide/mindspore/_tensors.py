@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 from mindspore import Tensor
@@ -10,6 +11,7 @@ from ebbtide._native import Group
 from ebbtide._regions import GroupOfRegions, Region, Storage
 from ebbtide._trees import leaves
 from ebbtide.mindspore._keepers import address, find
+from ebbtide.mindspore._passes import running
 from ebbtide.mindspore._swapped import SwapTensor, base_check_fn, movable
 
 __all__ = ["Region", "Storage", "SwapGroup", "SwapTensor", "base_check_fn"]
@@ -33,6 +35,16 @@ class SwapGroup(GroupOfRegions):
         >>> group.launch_offload(); group.wait_offload()
         >>> group.launch_load(); group.wait_load()
     """
+
+    def __init__(self, group_name: str) -> None:
+        super().__init__(group_name)
+        of = running()
+        self._pass = None if of is None else weakref.ref(of)
+
+    @property
+    def _is_waste(self) -> bool:
+        """Whether its pass is over, and nothing in it was named by hand, which lives on."""
+        return self._pass is not None and self._pass() is None and not self._regions
 
     @staticmethod
     def _is_last(group_name: str) -> bool:
