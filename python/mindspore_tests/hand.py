@@ -115,10 +115,13 @@ def chained(count: int = 4, make: Callable[[], nn.Cell] = Block) -> Chained:
 
 def wire(model: Chained) -> Chained:
     """Declares the order of the layers."""
-    layers = list(model.layers)
+    wire_all(list(model.layers))
+    return model
+
+
+def wire_all(layers: list[nn.Cell]) -> None:
     for first, second in itertools.pairwise(layers):
         SwapManager().set_forward_prefetch_layer(first, second)
-    return model
 
 
 def swapped(model: Chained, *, named: bool = False) -> Chained:

@@ -120,6 +120,15 @@ def test_m2_a_schedule_drives_groups_by_name_alone(manager: SwapManager) -> None
     assert held()[0] == 0
 
 
+def test_m2_what_is_no_stream_is_refused(manager: SwapManager) -> None:
+    manager.ensure_group("g")
+    region = Region()
+    region[0].append(SwapTensor(random(1000), "op"))
+    manager.add_storage("g", region)
+    with pytest.raises(SettingError, match="stream"):
+        manager.launch_offload("g", object())
+
+
 def test_m2_records_that_stayed_are_dropped(manager: SwapManager) -> None:
     manager.ensure_group("g")
     region = Region()
@@ -181,6 +190,19 @@ def test_m9_groups_are_counted(manager: SwapManager) -> None:
     assert manager.active_group_count() == 2
     manager.abort_group("a")
     assert manager.active_group_count() == 1
+
+
+def test_m9_a_schedule_goes_on_with_a_group_of_which_nothing_is_left(manager: SwapManager) -> None:
+    for _ in range(3):
+        with manager.group_context("dropped"):
+            y = saving(lambda: mint.sum(mint.exp(mint.exp(random(16)))))
+        manager.ensure_group("dropped")
+        manager.launch_offload("dropped")
+        del y
+        manager.wait_offload("dropped")
+        manager.launch_load("dropped")
+        manager.wait_load("dropped")
+    assert (manager._groups, held()) == ({}, (0, 0))
 
 
 # ---- chains

@@ -401,19 +401,25 @@ def test_t14_the_address_of_freed_memory_protects_nothing() -> None:
     assert tensor.protect_if_aliases({_keepers.address(tensor.get_val())})
 
 
-def test_t14_what_was_saved_from_the_same_memory_stays() -> None:
+@pytest.mark.parametrize("group", [True, False])
+def test_t14_what_was_saved_from_the_same_memory_stays(group: bool) -> None:
     manager = SwapManager()
     seen: list[str] = []
 
     def run(x: Tensor) -> Tensor:
         hidden = mint.exp(x)
-        with manager.group_context("saved"):
+        with manager.group_context("saved"):  # without: what is saved stays
+            if not group:
+                manager.set_current_group_name(None)
             y = saving(lambda: mint.sum(mint.sin(hidden)))
         named = SwapTensor(hidden, "named")
-        manager.launch_offload("saved")
-        out(named)
+        if group:
+            manager.launch_offload("saved")
+        with told():
+            out(named)
         seen.append(named.state)
-        manager.wait_offload("saved")
+        if group:
+            manager.wait_offload("saved")
         return y
 
     x = random(1000)

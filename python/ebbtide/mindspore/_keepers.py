@@ -24,6 +24,7 @@ from mindspore import Tensor
 
 from ebbtide._native import SavedTensor
 from ebbtide.errors import PhaseError
+from ebbtide.mindspore._region import stays
 from ebbtide.mindspore._spans import is_lent
 
 _numbers = itertools.count(1)
@@ -45,9 +46,10 @@ class Keeper:
         self._address = address(tensor)
 
     @property
-    def is_lent(self) -> bool:
-        """Whether what was saved for backward is copied from this very memory."""
-        return is_lent(address(self._tensor))
+    def is_in_use(self) -> bool:
+        """Whether something that was saved for backward still lies in this very memory."""
+        at = address(self._tensor)
+        return is_lent(at) or stays(at)
 
     # ---- the engine's
 
@@ -61,7 +63,7 @@ class Keeper:
 
     def vacate(self) -> None:
         """Its bytes are copied: it is emptied."""
-        if self.is_lent:
+        if self.is_in_use:
             raise PhaseError(
                 "what was saved for backward is in this memory as well", "keep one of the two on the device"
             )

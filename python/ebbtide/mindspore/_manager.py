@@ -31,6 +31,16 @@ class SwapManager(Manager[nn.Cell]):
     def _make_group(group_name: str) -> SwapGroup:
         return SwapGroup(group_name)
 
+    def ensure_group(self, group_name: str) -> SwapGroup:
+        """The open group of a name, made if there is none or if the one there is has left already.
+
+        Raises:
+            SettingError: The name is no text, or empty.
+        """
+        self._tidy()
+        group: SwapGroup = super().ensure_group(group_name)
+        return group
+
     def _tidy(self) -> None:
         """Gives up what passes have left that are over."""
         super()._tidy()

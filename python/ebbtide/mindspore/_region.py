@@ -11,6 +11,7 @@ region's end on: a `Saved` refers to its span and its group, never to the region
 from __future__ import annotations
 
 import hashlib
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
@@ -63,6 +64,7 @@ class Saved:
         """Holds the tensor without its graph, which would hold this."""
         assert self.tensor is not None
         self.tensor = alias(self.tensor)
+        _staying.add(self)
         if hashed:
             self.bits = _hash(self.tensor)
 
@@ -114,6 +116,14 @@ class Saved:
     def drop(self) -> None:
         """Lets go of everything; an unpack is an error from here on."""
         self.tensor = self.span = self.group = self.ahead = self._shown = None
+
+
+_staying: weakref.WeakSet[Saved] = weakref.WeakSet()
+
+
+def stays(storage: int) -> bool:
+    """Whether something that was saved and stays lies in the storage at this address, which must not be emptied."""
+    return any(each.tensor is not None and look(each.tensor).storage == storage for each in list(_staying))
 
 
 class Region:

@@ -120,7 +120,7 @@ class SwapTensor(Swapped):
             return known[1]  # another view of the same storage, which moves as a whole
         saved = group.look_after(keeper, f"{self.funcname} {list(own.shape)}", self._key)
         keeper.registered = (weakref.ref(trip), saved)
-        if own.param_info is not None or keeper.is_lent or is_foreign(own):
+        if own.param_info is not None or keeper.is_in_use or is_foreign(own):
             group.protect_keys([self._key])
         return saved
 
@@ -132,5 +132,5 @@ class SwapTensor(Swapped):
         group.protect_keys([self._key])
 
     def _is_used_unseen(self) -> bool:
-        """Whether what is saved for backward is being copied from this memory."""
-        return self._kept_by().is_lent
+        """Whether something that was saved for backward still lies in this memory."""
+        return self._kept_by().is_in_use
