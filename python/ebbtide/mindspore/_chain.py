@@ -45,7 +45,8 @@ class CellLayers(Layers[nn.Cell]):
 
         if is_recorded():
             for tensor in leaves(output):
-                if isinstance(tensor, Tensor) and tensor._requires_grad:
+                # A hook of a parameter would stay with it.
+                if isinstance(tensor, Tensor) and tensor._requires_grad and tensor.param_info is None:
                     tensor.register_hook(hook)
 
     def in_backward(self) -> bool:
