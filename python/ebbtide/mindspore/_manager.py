@@ -21,6 +21,9 @@ class SwapManager(Manager[nn.Cell]):
         >>> with manager.group_context("stage 0"):
         ...     y = swap(stage, x)
         >>> manager.launch_offload("stage 0"); manager.wait_offload("stage 0")
+
+    What a failed pass has sent out is given up by itself where `ms.value_and_grad` and its relatives ran it; after a
+    failed `nn.TrainOneStepCell`, call `ebbtide.mindspore.reset()`. Tensors named by hand wait for `abort_group`.
     """
 
     @classmethod

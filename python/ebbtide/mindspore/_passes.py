@@ -4,6 +4,9 @@ In MindSpore one call runs forward and backward: whatever ends it ends the pass,
 there then is waste. After an exception that is all of it, since MindSpore goes on to hold what hooks have given it.
 So a *pass* is an object that the frame of that call holds among its variables; with the frame it goes.
 
+Where a cell is called first and its gradients are taken by a call of its own (`nn.TrainOneStepCell`), there is no such
+frame, and no pass: after an exception in such a step what it had sent out stays until `abort_group` or `reset()`.
+
 Access: a pass belongs to the thread that runs it. At its end, in a finalizer, only Python's own objects are touched;
 groups are given up by the manager when it is used next.
 """
