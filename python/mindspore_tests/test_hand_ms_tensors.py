@@ -234,6 +234,7 @@ def test_t9_a_storage_is_restored_before_the_copy_and_once() -> None:
     address = _keepers.address(tensor._value)
     tensor.resize_device_storage()
     assert _keepers.address(tensor._value) == address
+    assert _keepers.find(tensor._value[3:]) is tensor._keeper
     back(tensor)
     assert bits(tensor.get_val()) == expected
 
@@ -368,6 +369,16 @@ def test_t14_memory_that_is_not_mindspores_stays() -> None:
     assert foreign.get_val().asnumpy()[3] == 7
     group.launch_load()
     group.wait_load()
+
+
+def test_t14_memory_that_only_turns_out_to_be_anothers_keeps_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensor = SwapTensor(Tensor.from_numpy(np.arange(100, dtype=np.float32)), "op")
+    monkeypatch.setattr(_swapped, "is_foreign", lambda _: False)
+    tensor.async_offload()
+    with pytest.raises(EbbtideError, match="refused to move op"):
+        tensor.wait_offload()
+    assert tensor.state == "device"
+    assert tensor.get_val().asnumpy().tolist() == list(range(100))
 
 
 @pytest.mark.parametrize("away", [False, True])

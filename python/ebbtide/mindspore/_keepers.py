@@ -121,7 +121,13 @@ def find(tensor: Tensor) -> Keeper | None:
         return _probed(tensor)
     found = _here.get(at)
     # Whoever assigns to a tensor, or resizes its storage, gives it other memory; what it had may be another's now.
-    return found if found is not None and address(found._tensor) == at else None
+    if found is not None and address(found._tensor) == at:
+        return found
+    return _away_at(at)  # one that has its size back, but not its content
+
+
+def _away_at(at: int) -> Keeper | None:
+    return next((keeper for keeper in list(_away) if address(keeper._tensor) == at), None)
 
 
 def _probed(tensor: Tensor) -> Keeper | None:
@@ -131,8 +137,7 @@ def _probed(tensor: Tensor) -> Keeper | None:
     storage: Any = tensor.untyped_storage()
     storage.resize_(PROBE_BYTES)
     try:
-        at = address(tensor)
-        return next((keeper for keeper in list(_away) if address(keeper._tensor) == at), None)
+        return _away_at(address(tensor))
     finally:
         storage.resize_(0)
 
