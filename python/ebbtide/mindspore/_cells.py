@@ -9,6 +9,7 @@ from mindspore import Tensor, nn
 
 from ebbtide._layers import Kind
 from ebbtide.errors import SettingError
+from ebbtide.mindspore._cover import unwrap_cell
 
 Construct = Callable[..., Any]
 Around = Callable[[Construct, tuple[Any, ...], dict[str, Any]], Any]
@@ -23,7 +24,7 @@ KIND = Kind(
     children=lambda cell: iter(cell.name_cells().items()),
     has_parameters=_has_parameters,
     containers=(nn.CellList, nn.SequentialCell),
-    class_of=type,
+    class_of=lambda cell: type(unwrap_cell(cell)),
     containers_text="a CellList or SequentialCell",
     names_text="cell.cells_and_names()",
     instead="ebbtide.mindspore.async_save_on_cpu()",

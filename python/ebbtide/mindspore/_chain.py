@@ -54,8 +54,11 @@ class CellLayers(Layers[nn.Cell]):
         return bool(_pynative_executor.get_current_autodiff_engine_id() != -1)
 
     def hooks_for_named(self, manager: Cells) -> End | None:
-        """None: what is named is emptied in place, and comes back with its group."""
-        return None
+        """Hooks that move what is saved of tensors that were named; see `_named`."""
+        from ebbtide.mindspore._named import hooks_for_named  # which asks the manager, which is made of this
+
+        name = manager.get_current_group_name()
+        return None if name is None else hooks_for_named(name)
 
 
 # ---- the hooks
