@@ -9,6 +9,7 @@ from mindspore import Tensor, nn
 
 from ebbtide._layers import Kind
 from ebbtide.errors import SettingError
+from ebbtide.mindspore._cover import unwrap_cell
 
 Construct = Callable[..., Any]
 Around = Callable[[Construct, tuple[Any, ...], dict[str, Any]], Any]
@@ -23,7 +24,7 @@ KIND = Kind(
     children=lambda cell: iter(cell.name_cells().items()),
     has_parameters=_has_parameters,
     containers=(nn.CellList, nn.SequentialCell),
-    class_of=type,
+    class_of=lambda cell: type(unwrap_cell(cell)),
     containers_text="a CellList or SequentialCell",
     names_text="cell.cells_and_names()",
     instead="ebbtide.mindspore.async_save_on_cpu()",
@@ -58,12 +59,17 @@ def surround(cell: nn.Cell, around: Around) -> Callable[[], None]:
     return remove
 
 
-def storages(cell: nn.Cell) -> set[int]:
-    """Addresses of what a cell and those below it own: parameters, buffers, tensors that are attributes."""
+def owned(cell: nn.Cell) -> list[Tensor]:
+    """What a cell and those below it own: parameters, buffers, tensors that are attributes."""
     own: list[Tensor] = [*cell.get_parameters(), *cell.buffers()]
     for _, each in cell.cells_and_names():
         own += [value for value in vars(each).values() if isinstance(value, Tensor)]
-    return {int(tensor.untyped_storage().data_ptr()) for tensor in own}
+    return own
+
+
+def storages(cell: nn.Cell) -> set[int]:
+    """Addresses of what a cell and those below it own."""
+    return {int(tensor.untyped_storage().data_ptr()) for tensor in owned(cell)}
 
 
 def tensors(tree: object) -> Iterator[Tensor]:

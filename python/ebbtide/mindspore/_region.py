@@ -11,15 +11,19 @@ region's end on: a `Saved` refers to its span and its group, never to the region
 from __future__ import annotations
 
 import hashlib
+import sys
+import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import mindspore as ms
 from mindspore import Tensor
+from mindspore.common.api import _pynative_executor
 
 from ebbtide import _native
 from ebbtide.errors import ChangedError, EbbtideError, PhaseError
+from ebbtide.mindspore._passes import running
 from ebbtide.mindspore._spans import Span
 from ebbtide.mindspore._views import View, look
 
@@ -43,11 +47,13 @@ class Saved:
         "tensor",
         "version",
         "view",
+        "with_graph",
     )
 
     def __init__(self, tensor: Tensor, label: str, *, may_move: bool) -> None:
         self.tensor: Tensor | None = tensor  # until the region ends; what stays: an alias from then on
         self.version = int(tensor._version)
+        self.with_graph = bool(tensor._requires_grad)
         self.label = label
         self.may_move = may_move
         self.view: View | None = None
@@ -62,11 +68,17 @@ class Saved:
         """Holds the tensor without its graph, which would hold this."""
         assert self.tensor is not None
         self.tensor = alias(self.tensor)
+        _staying.add(self)
         if hashed:
             self.bits = _hash(self.tensor)
 
     def unpack(self) -> Tensor:
         """The tensor."""
+        if self.with_graph and _is_differentiated():
+            raise PhaseError(
+                f"a backward that is itself recorded asks for what {self.label} saved, which has no graph any more",
+                "take second derivatives of code that is neither swapped nor watched",
+            )
         if self.tensor is not None:
             ahead, self.ahead = self.ahead, None
             _start_load(ahead)
@@ -115,13 +127,22 @@ class Saved:
         self.tensor = self.span = self.group = self.ahead = self._shown = None
 
 
+_staying: weakref.WeakSet[Saved] = weakref.WeakSet()
+
+
+def stays(storage: int) -> bool:
+    """Whether something that was saved and stays lies in the storage at this address, which must not be emptied."""
+    return any(each.tensor is not None and look(each.tensor).storage == storage for each in list(_staying))
+
+
 class Region:
     """What is saved while it is entered; usable once, with `with`.
 
     `find` is asked for the group once, when the first tensor that may move arrives. `keep` holds the addresses of
     storages that never leave. `inputs` are what the code is called with: of them, what has no graph stays (a mask, a
     table: others use it as well). With `hashed` nothing moves and bytes are compared. `ahead` is a group that
-    starts to come back when something that stayed is asked for. `seen` is called with all that is saved.
+    starts to come back when something that stayed is asked for. `seen` is called with all that is saved, and is then
+    to drop what is left of it; without it that is done when the pass ends.
     """
 
     def __init__(
@@ -135,7 +156,7 @@ class Region:
         decide: Decide | None = None,
         hashed: bool = False,
         ahead: _native.Group | None = None,
-        seen: Callable[[Saved], None] = lambda _: None,
+        seen: Callable[[Saved], None] | None = None,
     ) -> None:
         self.group: _native.Group | None = None
         self.kept = 0
@@ -153,6 +174,9 @@ class Region:
         self._hooks: ms.saved_tensors_hooks | None = None
 
     def __enter__(self) -> Region:
+        if self._seen is None:
+            of = running()
+            self._seen = (lambda _: None) if of is None else of.saved.add
         self._hooks = ms.saved_tensors_hooks(self._pack, Saved.unpack)
         self._hooks.__enter__()
         return self
@@ -167,6 +191,14 @@ class Region:
             self.drop()
 
     def _pack(self, tensor: Tensor) -> Saved:
+        saved = Saved(tensor, self._label, may_move=self._may_move(tensor))
+        self._saved.append(saved)
+        if self._seen is not None:
+            self._seen(saved)
+        return saved
+
+    def _may_move(self, tensor: Tensor) -> bool:
+        """Asked as it is saved; must not look at where its memory is."""
         movable = tensor.param_info is None and 0 not in tensor.shape
         movable = movable and tensor.nbytes >= self._min_bytes
         movable = movable and (self._decide is None or self._decide(tensor))
@@ -175,10 +207,11 @@ class Region:
                 find, self._find = self._find, None
                 self.group = find()
             movable = self.group is not None
-        saved = Saved(tensor, self._label, may_move=movable)
-        self._saved.append(saved)
-        self._seen(saved)
-        return saved
+        return movable
+
+    def _moves(self, saved: Saved) -> bool:
+        """Asked at the end about what may move, in the order in which it was saved."""
+        return not self._hashed
 
     def close(self) -> None:
         """The code is over: what may move goes to the group, which is left open."""
@@ -188,15 +221,20 @@ class Region:
         by_storage: dict[int, list[Saved]] = {}
         for each in saved:
             view = each.view = look(each.tensor) if each.may_move and each.tensor is not None else None
-            if view is None or not view.storage or view.storage in keep or self._hashed:
+            if view is not None and self._can_move(each, view, keep) and self._moves(each):
+                by_storage.setdefault(view.storage, []).append(each)
+            else:
                 each.stay(hashed=self._hashed)
                 each.ahead = self._ahead
                 self.kept += 1
-            else:
-                by_storage.setdefault(view.storage, []).append(each)
         for sharing in by_storage.values():
             for part in _parts(sharing):
                 self._give(part)
+
+    def _can_move(self, saved: Saved, view: View, keep: frozenset[int] | set[int]) -> bool:
+        # What was changed since it was saved stays, so that its unpack is an error.
+        unchanged = saved.tensor is not None and int(saved.tensor._version) == saved.version
+        return bool(view.storage) and view.storage not in keep and unchanged
 
     def _give(self, sharing: list[Saved]) -> None:
         """Has one span made of tensors that lie close to each other in one storage."""
@@ -204,8 +242,9 @@ class Region:
         reaches = [each.view.reach for each in sharing if each.view is not None]
         first, last = min(start for start, _ in reaches), max(end for _, end in reaches)
         tensors = [each.tensor for each in sharing if each.tensor is not None]
-        span = Span(sharing[0].view, first, last, tensors, self._label)
-        self.group.look_after(span, f"{self._label} {list(sharing[0].view.sizes)}", id(span))
+        label = sharing[0].label
+        span = Span(sharing[0].view, first, last, tensors, label)
+        self.group.look_after(span, f"{label} {list(sharing[0].view.sizes)}", id(span))
         self.moved += len(sharing)
         for number, each in enumerate(sharing):
             each.span, each.number, each.group, each.tensor = span, number, self.group, None
@@ -252,6 +291,17 @@ def _parts(sharing: list[Saved]) -> list[list[Saved]]:
             parts.append([each])
             start, end, wanted = first, last, last - first
     return parts
+
+
+def _is_differentiated() -> bool:
+    """Whether the backward that runs is part of a forward, so that it will be differentiated itself."""
+    if not _pynative_executor.requires_grad():
+        return False
+    # MindSpore says so as well after any forward that has failed, so look who called.
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_pynative_func_grad_forward":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _hash(tensor: Tensor) -> bytes:

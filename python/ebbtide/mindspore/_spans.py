@@ -17,6 +17,8 @@ span is made by its region and then belongs to the handles of its saved tensors.
 
 from __future__ import annotations
 
+import weakref
+
 import mindspore as ms
 from mindspore import Tensor, mint
 
@@ -31,6 +33,7 @@ class Span:
         "_address",
         "_coming",
         "_facts",
+        "_storage",
         "_tensors",
         "count",
         "dtype",
@@ -50,6 +53,8 @@ class Span:
         self._coming: Tensor | None = None
         self._tensors: list[Tensor] = tensors
         self._address = view.storage + first * view.itemsize
+        self._storage = view.storage
+        _spans.add(self)
         self._facts = (self.nbytes, 0)
         self._facts = self.facts()
 
@@ -95,3 +100,11 @@ class Span:
     def retract(self) -> None:
         """That memory is not needed."""
         self._coming = None
+
+
+_spans: weakref.WeakSet[Span] = weakref.WeakSet()
+
+
+def is_lent(storage: int) -> bool:
+    """Whether a span has tensors of the storage at this address, which must not be emptied then."""
+    return any(span._storage == storage and span._tensors for span in list(_spans))

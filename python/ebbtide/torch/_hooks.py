@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 from torch.utils.hooks import RemovableHandle
 
+from ebbtide._chain import Inert
 from ebbtide._layers import Layer
 
 if TYPE_CHECKING:
@@ -34,13 +35,6 @@ SessionRef = Callable[[], "Session | None"]
 
 
 # ---- the hooks
-
-
-class Inert:
-    """What the hooks of a layer become in a copy of the model: a hook that does nothing."""
-
-    def __call__(self, *_: object) -> None:
-        return None
 
 
 class _Hook:

@@ -1,19 +1,12 @@
-"""One tensor that is swapped in place, by name.
+"""One tensor of PyTorch that is swapped in place, by name. See `ebbtide._swapped`.
 
-A `SwapTensor` remembers a tensor. When it leaves, its storage is emptied; when it comes back the same
-storage is filled again, so every view of it is attached to the memory again.
-
-Access contract: nothing here locks. Whoever drives a tensor or a group (the training thread, the schedule
-of a pipeline) does so on one thread at a time; copies run elsewhere and never touch these objects. States
-are the engine's and are read from it, so they are right whoever moved the tensor. A `SwapTensor` holds
-exactly one reference to its tensor: the engine counts references to prove that nobody else uses it.
+Access contract: that of `ebbtide._swapped`.
 """
 
 from __future__ import annotations
 
 import sys
-import weakref
-from collections.abc import Container, Hashable, Iterable
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -21,11 +14,9 @@ from torch import nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ebbtide._native import Group, SavedTensor
-from ebbtide.errors import ChangedError, EbbtideError, PhaseError
-from ebbtide.torch import _defaults
+from ebbtide._swapped import Place, Swapped, Trip
 from ebbtide.torch._pool import native_pool
 
-DEVICE, D2H, HOST, H2D, NON_TENSOR = "device", "d2h", "host", "h2d", "non_tensor"
 # What sys.getrefcount counts of a value that only its SwapTensor has: that, and its own argument.
 _ONLY_OURS = 2
 
@@ -64,140 +55,7 @@ def base_check_fn(tensor: object) -> bool:
     return not (isinstance(tensor, nn.Parameter) or isinstance(tensor._base, nn.Parameter))
 
 
-class Identity(tuple[Hashable, ...]):
-    """What tells registered tensors apart, and which one it belongs to."""
-
-    owner: weakref.ref[SwapTensor]
-
-
-class Trip:
-    """A group of the engine, opened when it is first needed, and the tensors by name that travel in it."""
-
-    def __init__(self, name: str, number: int = 0) -> None:
-        self.name = name
-        self.number = number
-        self.group: Group | None = None
-        self._aboard: list[SwapTensor] = []
-        self._sole = True
-        self._load_failed = False
-
-    def open(self) -> Group:
-        """The engine's group."""
-        if self.group is None:
-            self.group = _defaults.hub().open(self.name, self.number)
-        return self.group
-
-    @property
-    def phase(self) -> str:
-        """open, offloading, away, loading, home or closed."""
-        return "open" if self.group is None else self.group.phase
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody can ask for anything of it: all is home, or whoever could is gone."""
-        if self.group is None:
-            return False
-        phase = self.group.phase
-        return phase in ("home", "closed") or (phase != "open" and self.group.tensors == 0)
-
-    def board(self, tensors: Iterable[SwapTensor], *, sole: bool) -> None:
-        """Registers what can leave. With `sole` only what nothing else uses will be emptied.
-
-        Raises:
-            ChangedError: One was resized or modified since it was made. None has been registered.
-        """
-        self._sole = sole
-        boarding = [tensor for tensor in tensors if tensor._can_board()]
-        for tensor in boarding:
-            tensor._check_unchanged()
-        for tensor in boarding:
-            tensor._saved = tensor._register(self.open(), sole=sole)
-            tensor._trip = self
-            self._aboard.append(tensor)
-
-    def depart(self, copy_stream: object | None) -> None:
-        """Starts the offload of everything aboard."""
-        self.open().start_offload(copy_stream)
-        _defaults.pass_on_warnings(4)
-
-    def wait_offload(self) -> None:
-        """The offload is over: memory is freed."""
-        group = self._started("offload")
-        if self._sole:
-            shared = [tensor._own() for tensor in self._aboard if tensor._used_through_wrapper()]
-            group.protect(shared)
-            shared.clear()
-        try:
-            group.wait_offload()
-        except EbbtideError:
-            # What stayed can leave again. A `SwapGroup` has more aboard than is named, and is loaded first.
-            if not self._sole and all(tensor.state == DEVICE for tensor in self._aboard):
-                self.give_up()
-            raise
-        _defaults.pass_on_warnings(4)
-
-    def start_load(self, copy_stream: object | None) -> None:
-        """Starts to bring everything back. After a failure it may be called again, or the wait at once."""
-        group = self._started("offload")
-        failed, self._load_failed = self._load_failed, False
-        if failed and group.phase == "loading":
-            return  # whoever waits starts what could not be started
-        self._load_failed = True
-        group.start_load(copy_stream)
-        self._load_failed = False
-        _defaults.pass_on_warnings(4)
-
-    def wait_load(self) -> None:
-        """Everything is back. What travelled by name can travel again, in another group."""
-        group = self._started("load")
-        try:
-            group.wait_load()
-        finally:
-            self._disembark_if_home(group)
-        _defaults.pass_on_warnings(4)
-
-    def need(self) -> None:
-        """Everything is back, whatever it takes."""
-        group = self.group
-        if group is None:
-            return
-        try:
-            if group.phase not in ("home", "closed"):
-                group.need()
-        finally:
-            self._disembark_if_home(group)
-        _defaults.pass_on_warnings(4)
-
-    def give_up(self) -> None:
-        """Forgets the group; copies in flight are waited for. What is away by name comes back first."""
-        group, self.group = self.group, None
-        if group is None:
-            return
-        if self._aboard and group.phase not in ("open", "home", "closed"):
-            try:
-                group.need()
-            except EbbtideError as error:
-                _defaults.warn(f"group {self.name} was given up while its tensors were away: {error}", 4)
-        group.close()
-        for tensor in self._aboard:
-            tensor._arrived()
-        self._aboard.clear()
-
-    def _disembark_if_home(self, group: Group) -> None:
-        if group.phase in ("home", "closed"):
-            for tensor in self._aboard:
-                tensor._arrived()
-            self._aboard.clear()
-            self.group = None
-
-    def _started(self, what: str) -> Group:
-        if self.group is None:
-            hint = "offload, wait, load, wait: each once and in this order"
-            raise PhaseError(f"group {self.name} has no {what} to wait for", hint)
-        return self.group
-
-
-class SwapTensor:
+class SwapTensor(Swapped):
     """A value that is swapped if it is a tensor, and passed through if it isn't.
 
     Registered are the tensor, its label, the size of its storage and its version: an offload of a tensor
@@ -219,200 +77,47 @@ class SwapTensor:
     """
 
     def __init__(self, val: Any, funcname: str, group_swap: bool = False, cpu_pool: object | None = None) -> None:
-        self.funcname = sys.intern(str(funcname))
-        self.group_swap = bool(group_swap)
-        self._pool = native_pool(cpu_pool)
-        self._value = val
-        own = movable(val)
-        self._is_tensor = own is not None
-        self._bytes = self._key = self._version = 0
-        if own is not None:
-            storage = own.untyped_storage()
-            self._bytes, self._key, self._version = storage.nbytes(), storage._cdata, own._version
-        self._kept = self._duplicate = self._restored = False
-        self._repeats: SwapTensor | None = None
-        self._trip: Trip | None = None
-        self._saved: SavedTensor | None = None
+        super().__init__(val, funcname, group_swap, native_pool(cpu_pool))
 
-    # -- what it is
-
-    @property
-    def state(self) -> str:
-        """`device`, `d2h` (offload under way), `host`, `h2d` (load under way) or `non_tensor`."""
-        if not self._is_tensor:
-            return NON_TENSOR
-        if self._saved is not None:
-            state = self._saved.state
-            lost = state == DEVICE and self._own().untyped_storage().nbytes() < self._bytes
-            return HOST if lost else state
-        return DEVICE if self._repeats is None else self._repeats.state
-
-    @property
-    def is_slice(self) -> bool:
-        """Whether its own bytes differ from its storage's: a view of something larger."""
-        return self._is_tensor and self._own().numel() * self._own().itemsize != self._bytes
-
-    def get_val(self) -> Any:
-        """The value.
-
-        Raises:
-            PhaseError: It is away or on its way; names the state.
-        """
-        state = self.state
-        if state in (DEVICE, NON_TENSOR):
-            return self._value
-        hint = "load it and wait for the load first"
-        raise PhaseError(f"`{self.funcname}` was read in state {state}, not {DEVICE}", hint)
-
-    def dedup_key(self) -> Identity | None:
-        """What makes two registrations the same: storage, place in it, sizes, strides and type."""
-        if not self._is_tensor:
-            return None
-        own = self._own()
-        place = (self._key, own.storage_offset(), tuple(own.shape), own.stride())
-        identity = Identity((*place, own.dtype, own.device, own.is_conj(), own.is_neg()))
-        identity.owner = weakref.ref(self)
-        return identity
-
-    def mark_duplicate_swap(self, repeats: SwapTensor | None = None) -> None:
-        """Declares it a repeat: it has no copy of its own and shows the state of what it repeats."""
-        if self._is_tensor and repeats is not self:
-            self._duplicate = True
-            self._repeats = repeats
-
-    def __repr__(self) -> str:
-        if not self._is_tensor:
-            return f"SwapTensor(`{self.funcname}`, {NON_TENSOR}, {type(self._value).__name__})"
-        state = self.state
-        kind = "duplicate" if self._duplicate else "not a duplicate"
-        value = "with a device value" if state in (DEVICE, D2H) else "without a device value"
-        return f"SwapTensor(`{self.funcname}`, {state}, {kind}, {value})"
-
-    # -- protection
-
-    def protect_if_aliases(self, storage_ptrs: Container[int]) -> bool:
-        """Keeps it on the device, or brings it back, if its storage is one of these.
-
-        Args:
-            storage_ptrs: Addresses of storages (`tensor.untyped_storage().data_ptr()`), or what tells
-                storages apart also while they are empty (`tensor.untyped_storage()._cdata`).
-
-        Returns:
-            Whether it is.
-        """
-        if not self._is_tensor:
-            return False
-        # Memory that was freed has no address.
-        address = self._own().untyped_storage().data_ptr()
-        if self._key not in storage_ptrs and not (address and address in storage_ptrs):
-            return False
-        self._kept = True
-        if self._saved is not None and self._trip is not None:
-            self._trip.open().protect([self._own()])
-        return True
-
-    # -- moving
-
-    def async_offload(self) -> None:
-        """Starts to copy it out. From `device` only."""
-        if self._passive() or not self._expect("start an offload", DEVICE):
-            return
-        trip = Trip(f"`{self.funcname}`")
-        try:
-            trip.board([self], sole=False)
-            trip.depart(None)
-        except BaseException:
-            trip.give_up()
-            raise
-
-    def wait_offload(self) -> None:
-        """Finishes the offload: frees the device memory. From `d2h`; nothing to do in `host`."""
-        if not self._passive() and self.state != HOST and self._expect("finish an offload", D2H):
-            self._travel().wait_offload()
-
-    def resize_device_storage(self) -> None:
-        """Gives the storage its size back, in bytes, without content. From `host`, once."""
-        if self._passive() or not self._expect("restore a storage", HOST) or self._restored:
-            return
-        self._own().untyped_storage().resize_(self._bytes)
-        self._restored = True
-
-    def async_load(self) -> None:
-        """Starts to bring it back, into the storage it came from. From `host` only."""
-        if not self._passive() and self._expect("start a load", HOST):
-            self._travel().start_load(None)
-
-    def async_group_load(self) -> None:
-        """The same for one that shares a host buffer with others, whose storage was restored before.
-
-        Raises:
-            PhaseError: Its storage is still empty; names the bytes wanted and those there are.
-        """
-        if self._passive() or not self._expect("start a load", HOST):
-            return
-        actual = self._own().untyped_storage().nbytes()
-        if actual < self._bytes:
-            text = f"`{self.funcname}` needs a storage of {self._bytes} bytes, its has {actual}"
-            raise PhaseError(text, "call resize_device_storage() first")
-        self._travel().start_load(None)
-
-    def wait_load(self) -> None:
-        """Finishes the load and gives the host buffer back. From `h2d`; nothing to do in `device`."""
-        if self._passive() or self.state == DEVICE:
-            return
-        loading = self._trip is not None and self._trip.phase == "loading"
-        if loading or self._expect("finish a load", H2D):
-            self._travel().wait_load()
-
-    def release_cpu_buffer(self) -> None:
-        """Drops the host copy, unless it is the only one: then it warns and does nothing."""
-        if not self._passive() and self.state != DEVICE:
-            self._expect("drop the host copy", DEVICE)
-
-    # -- parts
-
-    def _passive(self) -> bool:
-        """Whether there is nothing of its own to move."""
-        return not self._is_tensor or self._duplicate or self._kept
-
-    def _can_board(self) -> bool:
-        """Repeats board as well: their references to the tensor are none of a stranger."""
-        free = self._is_tensor and not self._kept and self._saved is None
-        return free and self._bytes > 0 and self._own().numel() > 0
-
-    def _can_leave(self) -> bool:
-        if not self._is_tensor or self._kept:
-            return False
-        there = self._duplicate or self._expect("start an offload", DEVICE)
-        return there and self._can_board()
-
-    def _expect(self, what: str, expected: str) -> bool:
-        state = self.state
-        if state != expected:
-            text = f"`{self.funcname}`: can't {what} in state {state}, only in {expected}"
-            _defaults.warn(text, stacklevel=3)
-        return state == expected
+    @staticmethod
+    def _movable(value: object) -> torch.Tensor | None:
+        return movable(value)
 
     def _own(self) -> torch.Tensor:
         own = movable(self._value)
         assert own is not None  # it was when it was registered
         return own
 
-    def _check_unchanged(self) -> None:
+    def _place(self) -> Place:
         own = self._own()
-        size, version = own.untyped_storage().nbytes(), own._version
-        hint = "don't resize or modify a saved tensor in place before backward"
-        if size != self._bytes:
-            text = f"`{self.funcname}` had a storage of {self._bytes} bytes when it was registered, has {size}"
-            raise ChangedError(text, hint)
-        if version != self._version:
-            text = f"`{self.funcname}` was modified in place: its version was {self._version}, is {version}"
-            raise ChangedError(text, hint)
+        storage = own.untyped_storage()
+        return Place(storage.nbytes(), storage._cdata, own._version)
 
-    def _register(self, group: Group, *, sole: bool) -> SavedTensor:
+    def _nbytes(self) -> int:
+        return self._own().untyped_storage().nbytes()
+
+    def _address(self) -> int:
+        return self._own().untyped_storage().data_ptr()
+
+    def _resize(self) -> None:
+        self._own().untyped_storage().resize_(self._bytes)
+
+    def _own_bytes(self) -> int:
+        own = self._own()
+        return own.numel() * own.itemsize
+
+    def _identity(self) -> tuple[Hashable, ...]:
+        own = self._own()
+        place = (self._key, own.storage_offset(), tuple(own.shape), own.stride())
+        return (*place, own.dtype, own.device, own.is_conj(), own.is_neg())
+
+    def _keep_in(self, group: Group) -> None:
+        group.protect([self._own()])
+
+    def _register(self, trip: Trip, *, sole: bool) -> SavedTensor:
         pooled: dict[str, Any] = {} if self._pool is None else {"pool": self._pool}
         own = self._own()
-        return group.add(
+        return trip.open().add(
             own,
             f"{self.funcname} {list(own.shape)} on {own.device}",
             pack=self.group_swap,
@@ -424,18 +129,9 @@ class SwapTensor:
             **pooled,
         )
 
-    def _used_through_wrapper(self) -> bool:
+    def _is_used_unseen(self) -> bool:
         """Whether somebody has the distributed tensor that the shard belongs to."""
         if self._own() is self._value:
             return False
         uses = self._value._use_count() if hasattr(self._value, "_use_count") else 2
         return bool(uses > 1 or sys.getrefcount(self._value) > _ONLY_OURS)
-
-    def _travel(self) -> Trip:
-        if self._trip is None:
-            raise PhaseError(f"`{self.funcname}` moves with what it repeats", "drive that one")
-        return self._trip
-
-    def _arrived(self) -> None:
-        self._saved = self._trip = None
-        self._restored = False

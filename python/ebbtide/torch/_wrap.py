@@ -26,7 +26,7 @@ from ebbtide.errors import SettingError
 from ebbtide.torch import _defaults
 from ebbtide.torch._hooks import in_checkpoint
 from ebbtide.torch._manager import SwapManager
-from ebbtide.torch._marks import Called, mark_region
+from ebbtide.torch._marks import MARKS, Called
 from ebbtide.torch._pool import native_pool
 from ebbtide.torch._step import push_hooks, refused_by_transform
 from ebbtide.torch._swapped import base_check_fn, movable
@@ -209,7 +209,7 @@ class ActivationWrapper(nn.Module):
         if not isinstance(module, nn.Module) and not callable(module):
             hint = "pass a torch.nn.Module or a function"
             raise SettingError(f"a {type(module).__name__} can't be wrapped", hint)
-        mark_region(module)
+        MARKS.mark_region(module)
         inner = module if isinstance(module, nn.Module) else Called(module)
         self.__dict__["_inner"] = inner
         for name in _SHARED:
