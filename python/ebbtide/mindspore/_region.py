@@ -10,7 +10,6 @@ region's end on: a `Saved` refers to its span and its group, never to the region
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from types import TracebackType
@@ -20,11 +19,14 @@ from mindspore import Tensor
 
 from ebbtide import _native
 from ebbtide.errors import ChangedError, EbbtideError, PhaseError
+from ebbtide.mindspore._bits import fingerprint
 from ebbtide.mindspore._spans import Span
+from ebbtide.mindspore._tally import Kept, Tally
 from ebbtide.mindspore._views import View, look
 
 FindGroup = Callable[[], _native.Group | None]
 Decide = Callable[[Tensor], bool]
+Leaves = Callable[[int, int], bool]  # of a storage and its bytes
 
 
 class Saved:
@@ -32,8 +34,10 @@ class Saved:
 
     __slots__ = (
         "__weakref__",
+        "_kept",
         "_shown",
         "ahead",
+        "began",
         "bits",
         "group",
         "label",
@@ -56,22 +60,30 @@ class Saved:
         self.group: _native.Group | None = None
         self.bits: bytes | None = None  # what stays, where changes are looked for by its bytes
         self.ahead: _native.Group | None = None  # what comes next in backward, if the tensor stays
+        self.began: Began | None = None  # told that it is asked for
         self._shown: Tensor | None = None
+        self._kept: Kept | None = None
 
-    def stay(self, *, hashed: bool) -> None:
+    def stay(self, *, hashed: bool, tally: Tally | None = None) -> None:
         """Holds the tensor without its graph, which would hold this."""
         assert self.tensor is not None
         self.tensor = alias(self.tensor)
         if hashed:
-            self.bits = _hash(self.tensor)
+            self.bits = fingerprint([self.tensor])
+        if tally is not None:
+            storage = self.tensor.untyped_storage()
+            self._kept = tally.keep(storage.data_ptr(), storage.nbytes())
 
     def unpack(self) -> Tensor:
         """The tensor."""
+        began, self.began = self.began, None
+        if began is not None:
+            began()
         if self.tensor is not None:
             ahead, self.ahead = self.ahead, None
             _start_load(ahead)
             self._check(self.tensor, self.version)
-            if self.bits is not None and _hash(self.tensor) != self.bits:
+            if self.bits is not None and fingerprint([self.tensor]) != self.bits:
                 raise ChangedError(
                     f"{self._name(self.tensor)} was changed after it was saved, which its version doesn't show",
                     "assignments to elements and copies between storages change what backward reads; save a copy",
@@ -112,7 +124,19 @@ class Saved:
 
     def drop(self) -> None:
         """Lets go of everything; an unpack is an error from here on."""
-        self.tensor = self.span = self.group = self.ahead = self._shown = None
+        self.tensor = self.span = self.group = self.ahead = self.began = self._shown = self._kept = None
+
+
+class Began:
+    """Tells once that the backward of a region begins: that something it saved is asked for."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell: Callable[[], None] | None = tell
+
+    def __call__(self) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
 
 
 class Region:
@@ -121,7 +145,9 @@ class Region:
     `find` is asked for the group once, when the first tensor that may move arrives. `keep` holds the addresses of
     storages that never leave. `inputs` are what the code is called with: of them, what has no graph stays (a mask, a
     table: others use it as well). With `hashed` nothing moves and bytes are compared. `ahead` is a group that
-    starts to come back when something that stayed is asked for. `seen` is called with all that is saved.
+    starts to come back when something that stayed is asked for. `seen` is called with all that is saved. `leaves`
+    is asked at the end about each storage that may move, in the order in which they were saved. `began` is called
+    when the first of all that was saved is asked for. `tally` counts what is in memory.
     """
 
     def __init__(
@@ -136,12 +162,15 @@ class Region:
         hashed: bool = False,
         ahead: _native.Group | None = None,
         seen: Callable[[Saved], None] = lambda _: None,
+        leaves: Leaves | None = None,
+        began: Callable[[], None] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.group: _native.Group | None = None
         self.kept = 0
         self.moved = 0
         self._find: FindGroup | None = find
-        self._label = label
+        self.label = label
         self._keep = frozenset(keep)
         self._inputs = [tensor for tensor in inputs if not tensor._requires_grad]
         self._min_bytes = min_bytes
@@ -149,6 +178,9 @@ class Region:
         self._hashed = hashed
         self._ahead = ahead
         self._seen = seen
+        self._leaves = leaves
+        self._began = None if began is None else Began(began)
+        self._tally = tally
         self._saved: list[Saved] = []
         self._hooks: ms.saved_tensors_hooks | None = None
 
@@ -175,7 +207,8 @@ class Region:
                 find, self._find = self._find, None
                 self.group = find()
             movable = self.group is not None
-        saved = Saved(tensor, self._label, may_move=movable)
+        saved = Saved(tensor, self.label, may_move=movable)
+        saved.began = self._began
         self._saved.append(saved)
         self._seen(saved)
         return saved
@@ -187,16 +220,23 @@ class Region:
         self._inputs = []
         by_storage: dict[int, list[Saved]] = {}
         for each in saved:
-            view = each.view = look(each.tensor) if each.may_move and each.tensor is not None else None
-            if view is None or not view.storage or view.storage in keep or self._hashed:
-                each.stay(hashed=self._hashed)
-                each.ahead = self._ahead
-                self.kept += 1
-            else:
+            assert each.tensor is not None
+            view = each.view = look(each.tensor) if each.may_move else None
+            if view is not None and view.storage and view.storage not in keep and self._may_leave(each.tensor, view):
                 by_storage.setdefault(view.storage, []).append(each)
+                continue
+            own = each.tensor.param_info is None and (view is None or view.storage not in self._keep)
+            each.stay(hashed=self._hashed, tally=self._tally if own else None)
+            each.ahead = self._ahead
+            self.kept += 1
         for sharing in by_storage.values():
             for part in _parts(sharing):
                 self._give(part)
+
+    def _may_leave(self, tensor: Tensor, view: View) -> bool:
+        if self._hashed:
+            return False
+        return self._leaves is None or self._leaves(view.storage, tensor.untyped_storage().nbytes())
 
     def _give(self, sharing: list[Saved]) -> None:
         """Has one span made of tensors that lie close to each other in one storage."""
@@ -204,8 +244,8 @@ class Region:
         reaches = [each.view.reach for each in sharing if each.view is not None]
         first, last = min(start for start, _ in reaches), max(end for _, end in reaches)
         tensors = [each.tensor for each in sharing if each.tensor is not None]
-        span = Span(sharing[0].view, first, last, tensors, self._label)
-        self.group.look_after(span, f"{self._label} {list(sharing[0].view.sizes)}", id(span))
+        span = Span(sharing[0].view, first, last, tensors, self.label, self._tally)
+        self.group.look_after(span, f"{self.label} {list(sharing[0].view.sizes)}", id(span))
         self.moved += len(sharing)
         for number, each in enumerate(sharing):
             each.span, each.number, each.group, each.tensor = span, number, self.group, None
@@ -252,7 +292,3 @@ def _parts(sharing: list[Saved]) -> list[list[Saved]]:
             parts.append([each])
             start, end, wanted = first, last, last - first
     return parts
-
-
-def _hash(tensor: Tensor) -> bytes:
-    return hashlib.blake2b(tensor.asnumpy().tobytes(), digest_size=16).digest()
