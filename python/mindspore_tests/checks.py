@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import resource
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import mindspore as ms
@@ -67,6 +69,22 @@ def live() -> dict[int, int]:
         if storage.data_ptr():
             found[storage.data_ptr()] = storage.nbytes()
     return found
+
+
+def tensor_bytes() -> int:
+    """The bytes of all tensors that are alive, views included."""
+    return sum(tensor.nbytes for tensor in _tensors())
+
+
+def tensors_alive() -> int:
+    """How many there are. None is looked at: a failed step leaves some that MindSpore would wait for, for ever."""
+    gc.collect()
+    return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+
+
+def resident() -> int:
+    """Resident bytes of the process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def _tensors() -> Iterator[Tensor]:

@@ -46,9 +46,11 @@ def _cells(cell: nn.Cell) -> list[nn.Cell]:
 
 def _share(dropout: Any) -> float:
     """Of the elements that become zero."""
-    if hasattr(dropout, "keep_prob"):
-        return 1.0 - float(dropout.keep_prob)
-    return float(getattr(dropout, "prob", 1.0))
+    for name in ("p", "prob"):
+        share: Any = getattr(dropout, name, None)
+        if share is not None:
+            return float(share)
+    return 1.0 - float(getattr(dropout, "keep_prob", 0.0))
 
 
 def _why_not(cell: nn.Cell, name: str) -> str | None:

@@ -64,12 +64,10 @@ class Saved:
         self._shown: Tensor | None = None
         self._kept: Kept | None = None
 
-    def stay(self, *, hashed: bool, tally: Tally | None = None) -> None:
+    def stay(self, tally: Tally | None = None) -> None:
         """Holds the tensor without its graph, which would hold this."""
         assert self.tensor is not None
         self.tensor = alias(self.tensor)
-        if hashed:
-            self.bits = fingerprint([self.tensor])
         if tally is not None:
             storage = self.tensor.untyped_storage()
             self._kept = tally.keep(storage.data_ptr(), storage.nbytes())
@@ -209,6 +207,8 @@ class Region:
             movable = self.group is not None
         saved = Saved(tensor, self.label, may_move=movable)
         saved.began = self._began
+        if self._hashed:
+            saved.bits = fingerprint([tensor])
         self._saved.append(saved)
         self._seen(saved)
         return saved
@@ -222,21 +222,22 @@ class Region:
         for each in saved:
             assert each.tensor is not None
             view = each.view = look(each.tensor) if each.may_move else None
-            if view is not None and view.storage and view.storage not in keep and self._may_leave(each.tensor, view):
+            if view is not None and view.storage and view.storage not in keep and self._may_leave(each, view):
                 by_storage.setdefault(view.storage, []).append(each)
                 continue
             own = each.tensor.param_info is None and (view is None or view.storage not in self._keep)
-            each.stay(hashed=self._hashed, tally=self._tally if own else None)
+            each.stay(self._tally if own else None)
             each.ahead = self._ahead
             self.kept += 1
         for sharing in by_storage.values():
             for part in _parts(sharing):
                 self._give(part)
 
-    def _may_leave(self, tensor: Tensor, view: View) -> bool:
-        if self._hashed:
-            return False
-        return self._leaves is None or self._leaves(view.storage, tensor.untyped_storage().nbytes())
+    def _may_leave(self, saved: Saved, view: View) -> bool:
+        assert saved.tensor is not None
+        if self._hashed or int(saved.tensor._version) != saved.version:
+            return False  # what was changed since it was saved stays, and an unpack says so
+        return self._leaves is None or self._leaves(view.storage, saved.tensor.untyped_storage().nbytes())
 
     def _give(self, sharing: list[Saved]) -> None:
         """Has one span made of tensors that lie close to each other in one storage."""
