@@ -26,6 +26,12 @@ def is_recorded() -> bool:
     return bool(executor().requires_grad())
 
 
+def recover() -> None:
+    """Has MindSpore forget a recording that an exception has ended. It goes on with it else, and with wrong indices."""
+    if is_recorded():
+        executor().clear_res()
+
+
 def left_alone(*, ours: bool) -> str | None:
     """Why nothing may be swapped right now: the counter that this counts for, or None.
 

@@ -243,7 +243,8 @@ class Session:
 
     def _begin(self, step: Step) -> tuple[int, nn.Cell]:
         cell = self._check_usable("a step")
-        if not _alone.is_recorded():
+        step.is_whole = not _alone.is_recorded()
+        if step.is_whole:
             self._settle()
         self._steps += 1
         self._running = step
@@ -256,12 +257,14 @@ class Session:
     def _end(self, step: Step, *, done: bool) -> None:
         """A step is left; one that did not get to its end is given up."""
         self._running = None
+        if step.is_whole:
+            _alone.recover()
         if not done:
             self._source.hub.abandon(step.number)
             return
         self._source.counted["steps"] += 1
         self._in_flight.append(step)
-        if not _alone.is_recorded():  # else the step was around forward alone
+        if step.is_whole:
             self._settle()
 
     def _settle(self) -> None:

@@ -46,6 +46,7 @@ class Step:
         self._tally = tally or session._tally
         self._keeps_all = keeps_all  # for `verify`: what plain training has in memory is counted
         self.number = 0
+        self.is_whole = True  # around forward and backward, and not around forward alone
         self._called: dict[str, int] = {}
         self._inside = 0  # calls of layers that are under way, whose hooks are active
         self._before: _native.Group | None = None  # the layer before's, whose offload was started
