@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from mindspore import Tensor, mint, nn, ops
 from models import GPT, Size, batch, gradients_of, made
 
 import ebbtide.mindspore
-from ebbtide import ChangedError, EbbtideError, EbbtideWarning, PhaseError, SettingError, _stats
+from ebbtide import ChangedError, CopyError, EbbtideError, EbbtideWarning, NoRoomError, PhaseError, SettingError, _stats
 from ebbtide.mindspore import Session
 from ebbtide.mindspore._bits import fingerprint
 from ebbtide.mindspore._region import Region
@@ -340,7 +341,7 @@ def test_c10_c21_out_of_host_memory() -> None:
     model = made(SMALL)
     with ebbtide.mindspore.session(model, tier="host", host_bytes=1 << 14, min_bytes=0) as s:
         for _ in range(2):
-            with pytest.raises(ebbtide.NoRoomError) as caught:
+            with pytest.raises(NoRoomError) as caught:
                 stepped(s, model)
             assert caught.value.hint
             del caught
@@ -363,6 +364,41 @@ def test_c21_a_spill_folder_that_vanishes(tmp_path: Path) -> None:
         assert stepped(s, model) == plain()[0]
         assert_clean(s)
     assert list(folder.iterdir()) == []
+
+
+def test_c21_a_full_disk(tmp_path: Path) -> None:
+    """Files of this process may not grow: the same as a disk without room, to who writes."""
+    model = made(SMALL)
+    with ebbtide.mindspore.session(model, spill_dir=tmp_path, min_bytes=0) as s:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (16 << 10, limits[1]))
+        try:
+            with pytest.raises((CopyError, NoRoomError)) as caught:
+                stepped(s, model)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert caught.value.hint
+        del caught
+        assert_clean(s)
+        assert stepped(s, model) == plain()[0]
+        assert_clean(s)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_c26_interrupted_in_a_forward() -> None:
+    model = made(SMALL)
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with ebbtide.mindspore.session(model, min_bytes=0) as s:
+        for cell in (model.blocks[1].norm2, model.blocks[1], model.head):
+            handle = cell.register_forward_pre_hook(stop)
+            with pytest.raises(KeyboardInterrupt):
+                stepped(s, model)
+            handle.remove()
+            assert_clean(s)
+            assert stepped(s, model) == plain()[0]
 
 
 # ---- C11, C12: other passes

@@ -72,6 +72,19 @@ def test_m12_depths_and_tiers_change_no_bit(tier: str) -> None:
             assert_clean(s)
 
 
+def test_g3_operations_that_run_behind_python_change_no_bit() -> None:
+    """The other tests have MindSpore run each operation before the next line."""
+    expected = plain(steps=2)
+    model = made(SMALL)
+    ms.set_context(pynative_synchronize=False)
+    try:
+        with ebbtide.mindspore.session(model, {"blocks.*": "swap", "blocks.1": "recompute"}, min_bytes=0) as s:
+            assert [stepped(s, model, number=number) for number in range(2)] == expected
+            assert_clean(s)
+    finally:
+        ms.set_context(pynative_synchronize=True)
+
+
 def test_g9_the_last_layer_stays_unless_it_is_named() -> None:
     model = made(SMALL)
     with ebbtide.mindspore.session(model) as s:
@@ -143,6 +156,13 @@ def test_c17_bad_cells() -> None:
         ebbtide.mindspore.session(nn.Dense(3, 3))
     with pytest.raises(SettingError, match="would have no effect"):
         ebbtide.mindspore.session(made(Size(layers=1)), layers="blocks.*")
+
+
+def test_c17_other_devices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = ms.get_context
+    monkeypatch.setattr(ms, "get_context", lambda key: "Ascend" if key == "device_target" else known(key))
+    with pytest.raises(SettingError, match="runs on Ascend"):
+        ebbtide.mindspore.session(made(SMALL))
 
 
 def test_c17_the_report_says_why_nothing_moved() -> None:

@@ -47,6 +47,20 @@ def left_alone(*, ours: bool) -> str | None:
     return None
 
 
+def refuse_devices() -> None:
+    """Refuses memory that the host can't read.
+
+    Raises:
+        SettingError: MindSpore runs on something else than a CPU.
+    """
+    target = ms.get_context("device_target")
+    if target != "CPU":
+        raise SettingError(
+            f"MindSpore runs on {target}: this front end moves memory of a CPU only",
+            'call ms.set_device("CPU"), or train without ebbtide',
+        )
+
+
 def refuse_graph_mode(what: str) -> None:
     """Refuses what would see nothing.
 

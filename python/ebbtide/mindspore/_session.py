@@ -100,11 +100,12 @@ def session(
         The open session. It belongs to this thread.
 
     Raises:
-        SettingError: Something of this is wrong, matches nothing or can have no effect; graph mode; a layer that
-            `@ms.jit` compiles. Nothing has changed.
+        SettingError: Something of this is wrong, matches nothing or can have no effect; graph mode; another device
+            than a CPU; a layer that `@ms.jit` compiles. Nothing has changed.
     """
     if not isinstance(cell, nn.Cell):
         raise SettingError(f"session() got a {type(cell).__name__}, not a mindspore.nn.Cell", "pass the cell itself")
+    _alone.refuse_devices()
     _alone.refuse_graph_mode("session()")
     check_tier(tier)
     check_numbers(min_bytes=min_bytes, host_bytes=host_bytes, prefetch=prefetch)
