@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from models import Size, batch, gradients_of, made
 
 import ebbtide.mindspore
 from ebbtide.mindspore import _alone
+from ebbtide.mindspore._cells import storages
 
 Result = list[bytes]
 SMALL = Size()
@@ -61,34 +62,26 @@ def assert_clean(s: ebbtide.mindspore.Session) -> None:
     assert not _alone.executor().is_saved_tensor_hook_active()
 
 
-def live() -> dict[int, int]:
-    """The bytes of all storages that a tensor of Python refers to, by address."""
+def fresh_bytes(before: list[Tensor], cell: nn.Cell) -> int:
+    """The bytes of all storages of tensors that are alive and weren't before, but those of parameters.
+
+    What was there before isn't looked at: a failed step leaves tensors that MindSpore would wait for, for ever.
+    """
+    known, own = {id(tensor) for tensor in before}, storages(cell)
     found: dict[int, int] = {}
-    for tensor in _tensors():
-        storage = tensor.untyped_storage()
-        if storage.data_ptr():
+    for tensor in all_tensors():
+        if id(tensor) not in known:
+            storage = tensor.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
-    return found
+    return sum(count for address, count in found.items() if address and address not in own)
 
 
-def tensor_bytes() -> int:
-    """The bytes of all tensors that are alive, views included."""
-    return sum(tensor.nbytes for tensor in _tensors())
-
-
-def tensors_alive() -> int:
-    """How many there are. None is looked at: a failed step leaves some that MindSpore would wait for, for ever."""
+def all_tensors() -> list[Tensor]:
+    """All that are alive."""
     gc.collect()
-    return sum(issubclass(type(each), Tensor) for each in gc.get_objects())
+    return [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
 
 
 def resident() -> int:
     """Resident bytes of the process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
-
-
-def _tensors() -> Iterator[Tensor]:
-    gc.collect()
-    for each in gc.get_objects():
-        if issubclass(type(each), Tensor) and each.has_init is False:
-            yield each

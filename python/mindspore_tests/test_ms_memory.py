@@ -10,7 +10,7 @@ import mindspore as ms
 import numpy as np
 import pytest
 from cells import Chain, Does, doing, mixed
-from checks import SMALL, array, assert_clean, bits, grad_of, live, plain, stepped
+from checks import SMALL, all_tensors, array, assert_clean, bits, fresh_bytes, grad_of, plain, stepped
 from mindspore import Tensor, nn
 from models import GPT, Size, batch, gradients_of, made
 
@@ -25,15 +25,14 @@ from ebbtide.mindspore._plan import static_bytes
 
 def growth(s: Session | None, model: GPT, size: Size) -> tuple[int, int]:
     """Bytes of storages at the end of forward that weren't there before, and what the session counts."""
-    before = set(live())
+    before = all_tensors()
     found = (0, 0)
 
     def forward(*given: Tensor) -> Tensor:
         nonlocal found
         loss = model(*given)
         ebbtide.mindspore.synchronize()
-        fresh = sum(count for address, count in live().items() if address not in before)
-        found = fresh, int(s.stats()["live_bytes"]) if s is not None else 0
+        found = fresh_bytes(before, model), int(s.stats()["live_bytes"]) if s is not None else 0
         return loss
 
     grad = grad_of(forward, model)

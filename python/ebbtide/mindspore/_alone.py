@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
-from types import FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import mindspore as ms
@@ -32,19 +33,28 @@ def recover() -> None:
         executor().clear_res()
 
 
-def left_alone(*, ours: bool) -> str | None:
+def left_alone() -> str | None:
     """Why nothing may be swapped right now: the counter that this counts for, or None.
 
     Without gradients nothing is saved. During a backward, forward code is a recomputation, whose tensors are used
-    at once. Where hooks are active that are not `ours`, a checkpoint would be switched off by others inside of it.
+    at once. Inside of a checkpoint, which works by hooks, others would switch it off.
     """
     if not is_recorded():
         return "left_without_grad"
     if executor().get_current_autodiff_engine_id() != -1:
         return "left_to_checkpoint"
-    if not ours and executor().is_saved_tensor_hook_active():
+    if executor().is_saved_tensor_hook_active() and _in_checkpoint(sys._getframe(1)):
         return "left_to_checkpoint"
     return None
+
+
+def _in_checkpoint(frame: FrameType | None) -> bool:
+    """Whether `ms.recompute` is among the callers. Hooks of the user's own don't tell whose they are."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "mindspore.common.recompute":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def refuse_devices() -> None:

@@ -48,7 +48,6 @@ class Step:
         self.number = 0
         self.is_whole = True  # around forward and backward, and not around forward alone
         self._called: dict[str, int] = {}
-        self._inside = 0  # calls of layers that are under way, whose hooks are active
         self._before: _native.Group | None = None  # the layer before's, whose offload was started
         self._keep: set[int] = set()
         self._saved: weakref.WeakSet[Saved] = weakref.WeakSet()
@@ -111,7 +110,7 @@ class Step:
         """Runs a layer the way its word says."""
         session = self._session
         session._source.counted["layer_calls"] += 1
-        why = _alone.left_alone(ours=self._inside > 0)
+        why = _alone.left_alone()
         if why is not None:
             session._source.counted[why] += 1
             session._left_alone(name, why)
@@ -157,13 +156,9 @@ class Step:
         return output
 
     def _run(self, region: Region, inner: Construct, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._inside += 1
         self._tally.place = f"forward of {region.label}"
-        try:
-            with region:
-                return inner(*args, **kwargs)
-        finally:
-            self._inside -= 1
+        with region:
+            return inner(*args, **kwargs)
 
     def _region(
         self,
