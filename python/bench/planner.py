@@ -20,6 +20,7 @@ import ebbtide.torch
 from bench.model import GPT, Size
 from bench.worker import digest
 from ebbtide import _native
+from ebbtide._plan import RECORDED
 from ebbtide.errors import NoRoomError
 from ebbtide.torch import _plan
 
@@ -55,7 +56,7 @@ def record(size: Size) -> _native.Trace:
     """What a session has recorded of the model."""
     model = made(size)
     with ebbtide.torch.session(model, memory="100%") as session:
-        for number in range(_plan.RECORDED + 1):
+        for number in range(RECORDED + 1):
             step(model, session, number)
         assert session._planner is not None and session._planner.trace is not None
         return session._planner.trace
@@ -78,12 +79,12 @@ def one(size: Size, trace: _native.Trace, budget: int, rounds: int) -> Figures:
     seconds: dict[str, list[float]] = {way: [] for way in sessions}
     same = True
     peak = 0
-    for number in range(_plan.RECORDED + rounds):
+    for number in range(RECORDED + rounds):
         bits = set()
         for way, (model, session) in sessions.items():
             took, found = step(model, session, number)
             bits.add(found)
-            if number >= _plan.RECORDED:
+            if number >= RECORDED:
                 seconds[way].append(took)
         same = same and len(bits) == 1
     model, session = sessions["auto"]

@@ -37,9 +37,9 @@ class Managed:
 def managed(session: ebbtide.torch.Session, model: torch.nn.Module) -> Iterator[Managed]:
     """Looks whenever a tensor is saved, a module has run, or a gradient has come to a module."""
     meter = Managed(session)
-    saves = _plan.Planned.saves
+    saves = _plan.Watcher.saves
 
-    def watched(self: _plan.Planned, tensor: torch.Tensor) -> bool:
+    def watched(self: _plan.Watcher, tensor: torch.Tensor) -> bool:
         leaves = saves(self, tensor)
         if not leaves:
             meter.keeps(tensor)
@@ -48,7 +48,7 @@ def managed(session: ebbtide.torch.Session, model: torch.nn.Module) -> Iterator[
 
     handles = [module.register_forward_hook(meter.look) for module in model.modules()]
     handles += [module.register_full_backward_hook(meter.look) for module in model.modules()]
-    with mock.patch.object(_plan.Planned, "saves", watched):
+    with mock.patch.object(_plan.Watcher, "saves", watched):
         try:
             yield meter
         finally:

@@ -16,9 +16,9 @@ from torch import nn
 
 import ebbtide.torch
 from ebbtide import NoRoomError, PhaseError, SettingError
+from ebbtide._link import Link
+from ebbtide._plan import LATE, RECORDED
 from ebbtide.torch import _link, _plan
-
-RECORDED = _plan.RECORDED
 
 
 def planned_session(model: nn.Module, memory: int | str = "100%", **settings: Any) -> ebbtide.torch.Session:
@@ -327,13 +327,13 @@ def test_backward_that_never_comes_records_nothing() -> None:
 
 def test_c23_a_link_that_became_slower_is_planned_for_anew() -> None:
     model = gpt(layers=4)
-    slow = _link.Link(out_per_s=1000, in_per_s=1000, latency_ns=0)
+    slow = Link(out_per_s=1000, in_per_s=1000, latency_ns=0)
     with planned_session(model, "60%") as s, mock.patch.object(_link, "measure", return_value=slow):
         assert_same(plain(model), stepped(s, model))
         planner = s._planner
         assert planner is not None and planner._planned is not None
         before = planner.trace
-        planner._planned.seconds, planner._late = 1e9, _plan.LATE - 1
+        planner._planned.seconds, planner._late = 1e9, LATE - 1
         assert_same(plain(model), stepped(s, model))  # recorded
         assert_same(plain(model), stepped(s, model))
         assert planner.trace is not before and planner.trace is not None

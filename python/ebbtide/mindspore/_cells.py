@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import weakref
 from collections.abc import Callable, Iterator
+from types import MethodType
 from typing import Any
 
 from mindspore import Tensor, nn
@@ -31,11 +34,44 @@ KIND = Kind(
 )
 
 
+class _Surrounded:
+    """Stands in for a cell's construct. A copy of the cell has its own construct again."""
+
+    def __init__(self, cell: nn.Cell, around: Around) -> None:
+        self._cell = weakref.ref(cell)
+        self._around = around
+        self.__signature__ = inspect.signature(cell.construct)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        cell = self._cell()
+        assert cell is not None  # it is being called
+        return self._around(_construct_of(cell), args, kwargs)
+
+    @property
+    def __func__(self) -> Callable[..., Any]:
+        # What ms.jit() asks a cell's construct for.
+        raise SettingError(
+            f"ms.jit() of {type(self._cell()).__name__}, a layer of a session: hooks see nothing of what a "
+            "compiled graph saves",
+            "leave the layer uncompiled, or close the session",
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Construct:
+        return _construct_of(memo[id(self._cell())])
+
+    def __reduce__(self) -> tuple[Callable[[nn.Cell], Construct], tuple[nn.Cell | None]]:
+        return _construct_of, (self._cell(),)
+
+
+def _construct_of(cell: nn.Cell) -> Construct:
+    return MethodType(type(cell).construct, cell)
+
+
 def surround(cell: nn.Cell, around: Around) -> Callable[[], None]:
     """Has `around(construct, args, kwargs)` called instead of a cell's construct; returns what takes it off again.
 
     An attribute of the cell itself hides the method of its class, so hooks that the user has registered run outside
-    of it, in the order in which they always do.
+    of it, in the order in which they always do. The cell is not kept alive.
 
     Raises:
         SettingError: Something else sits there already.
@@ -45,15 +81,13 @@ def surround(cell: nn.Cell, around: Around) -> Callable[[], None]:
             f"the construct of {type(cell).__name__} was replaced already",
             "close the other session of this cell first, or name another layer",
         )
-    inner = cell.construct
-
-    def construct(*args: Any, **kwargs: Any) -> Any:
-        return around(inner, args, kwargs)
-
-    cell.__dict__["construct"] = construct
+    surrounded = _Surrounded(cell, around)
+    cell.__dict__["construct"] = surrounded
+    reference = weakref.ref(cell)
 
     def remove() -> None:
-        if cell.__dict__.get("construct") is construct:
+        cell = reference()
+        if cell is not None and cell.__dict__.get("construct") is surrounded:
             del cell.__dict__["construct"]
 
     return remove

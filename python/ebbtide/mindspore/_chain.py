@@ -17,8 +17,8 @@ from mindspore.common.api import _pynative_executor
 from ebbtide._chain import End, Hook, Layer, Layers
 from ebbtide._manager import Manager
 from ebbtide._trees import leaves
+from ebbtide.mindspore._alone import is_recorded
 from ebbtide.mindspore._cells import owned
-from ebbtide.mindspore._step import is_recorded
 
 Cells = Manager[nn.Cell]
 

@@ -21,9 +21,9 @@ from mindspore import Tensor, nn
 
 from ebbtide._trees import leaves, same_tree
 from ebbtide.errors import ChangedError, SettingError
+from ebbtide.mindspore._alone import is_recorded
 from ebbtide.mindspore._cover import ActivationWrapper
 from ebbtide.mindspore._graph import in_jit, refuse_graph, refuse_jitted, refused_in_jit
-from ebbtide.mindspore._step import is_recorded
 from ebbtide.mindspore._wrap import AsyncSaveOnCpu, check_pool, in_checkpoint
 
 T = TypeVar("T")

@@ -18,9 +18,9 @@ from mindspore.common.api import _pynative_executor
 
 from ebbtide import _defaults
 from ebbtide._trees import leaves, same_tree
+from ebbtide.mindspore._alone import is_recorded
 from ebbtide.mindspore._manager import SwapManager
 from ebbtide.mindspore._region import Saved
-from ebbtide.mindspore._step import is_recorded
 from ebbtide.mindspore._views import look
 from ebbtide.mindspore._wrap import HandRegion, check_pool, is_in_checkpoint, may_leave
 

@@ -10,7 +10,6 @@ region's end on: a `Saved` refers to its span and its group, never to the region
 
 from __future__ import annotations
 
-import hashlib
 import sys
 import weakref
 from collections.abc import Callable, Iterable
@@ -23,12 +22,15 @@ from mindspore.common.api import _pynative_executor
 
 from ebbtide import _native
 from ebbtide.errors import ChangedError, EbbtideError, PhaseError
+from ebbtide.mindspore._bits import fingerprint
 from ebbtide.mindspore._passes import running
 from ebbtide.mindspore._spans import Span
+from ebbtide.mindspore._tally import Kept, Tally
 from ebbtide.mindspore._views import View, look
 
 FindGroup = Callable[[], _native.Group | None]
 Decide = Callable[[Tensor], bool]
+Leaves = Callable[[int, int], bool]  # of a storage and its bytes
 
 
 class Saved:
@@ -36,8 +38,10 @@ class Saved:
 
     __slots__ = (
         "__weakref__",
+        "_kept",
         "_shown",
         "ahead",
+        "began",
         "bits",
         "group",
         "label",
@@ -62,15 +66,18 @@ class Saved:
         self.group: _native.Group | None = None
         self.bits: bytes | None = None  # what stays, where changes are looked for by its bytes
         self.ahead: _native.Group | None = None  # what comes next in backward, if the tensor stays
+        self.began: Began | None = None  # told that it is asked for
         self._shown: Tensor | None = None
+        self._kept: Kept | None = None
 
-    def stay(self, *, hashed: bool) -> None:
+    def stay(self, tally: Tally | None = None) -> None:
         """Holds the tensor without its graph, which would hold this."""
         assert self.tensor is not None
         self.tensor = alias(self.tensor)
         _staying.add(self)
-        if hashed:
-            self.bits = _hash(self.tensor)
+        if tally is not None:
+            storage = self.tensor.untyped_storage()
+            self._kept = tally.keep(storage.data_ptr(), storage.nbytes())
 
     def unpack(self) -> Tensor:
         """The tensor."""
@@ -79,11 +86,14 @@ class Saved:
                 f"a backward that is itself recorded asks for what {self.label} saved, which has no graph any more",
                 "take second derivatives of code that is neither swapped nor watched",
             )
+        began, self.began = self.began, None
+        if began is not None:
+            began()
         if self.tensor is not None:
             ahead, self.ahead = self.ahead, None
             _start_load(ahead)
             self._check(self.tensor, self.version)
-            if self.bits is not None and _hash(self.tensor) != self.bits:
+            if self.bits is not None and fingerprint([self.tensor]) != self.bits:
                 raise ChangedError(
                     f"{self._name(self.tensor)} was changed after it was saved, which its version doesn't show",
                     "assignments to elements and copies between storages change what backward reads; save a copy",
@@ -124,7 +134,19 @@ class Saved:
 
     def drop(self) -> None:
         """Lets go of everything; an unpack is an error from here on."""
-        self.tensor = self.span = self.group = self.ahead = self._shown = None
+        self.tensor = self.span = self.group = self.ahead = self.began = self._shown = self._kept = None
+
+
+class Began:
+    """Tells once that the backward of a region begins: that something it saved is asked for."""
+
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self._tell: Callable[[], None] | None = tell
+
+    def __call__(self) -> None:
+        tell, self._tell = self._tell, None
+        if tell is not None:
+            tell()
 
 
 _staying: weakref.WeakSet[Saved] = weakref.WeakSet()
@@ -142,7 +164,9 @@ class Region:
     storages that never leave. `inputs` are what the code is called with: of them, what has no graph stays (a mask, a
     table: others use it as well). With `hashed` nothing moves and bytes are compared. `ahead` is a group that
     starts to come back when something that stayed is asked for. `seen` is called with all that is saved, and is then
-    to drop what is left of it; without it that is done when the pass ends.
+    to drop what is left of it; without it that is done when the pass ends. `leaves` is asked at the end about each
+    storage that may move, in the order in which they were saved. `began` is called when the first of all that was
+    saved is asked for. `tally` counts what is in memory.
     """
 
     def __init__(
@@ -157,12 +181,15 @@ class Region:
         hashed: bool = False,
         ahead: _native.Group | None = None,
         seen: Callable[[Saved], None] | None = None,
+        leaves: Leaves | None = None,
+        began: Callable[[], None] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.group: _native.Group | None = None
         self.kept = 0
         self.moved = 0
         self._find: FindGroup | None = find
-        self._label = label
+        self.label = label
         self._keep = frozenset(keep)
         self._inputs = [tensor for tensor in inputs if not tensor._requires_grad]
         self._min_bytes = min_bytes
@@ -170,6 +197,9 @@ class Region:
         self._hashed = hashed
         self._ahead = ahead
         self._seen = seen
+        self._leaves = leaves
+        self._began = None if began is None else Began(began)
+        self._tally = tally
         self._saved: list[Saved] = []
         self._hooks: ms.saved_tensors_hooks | None = None
 
@@ -191,7 +221,10 @@ class Region:
             self.drop()
 
     def _pack(self, tensor: Tensor) -> Saved:
-        saved = Saved(tensor, self._label, may_move=self._may_move(tensor))
+        saved = Saved(tensor, self.label, may_move=self._may_move(tensor))
+        saved.began = self._began
+        if self._hashed:
+            saved.bits = fingerprint([tensor])
         self._saved.append(saved)
         if self._seen is not None:
             self._seen(saved)
@@ -211,7 +244,9 @@ class Region:
 
     def _moves(self, saved: Saved) -> bool:
         """Asked at the end about what may move, in the order in which it was saved."""
-        return not self._hashed
+        if self._hashed or saved.tensor is None or saved.view is None:
+            return False
+        return self._leaves is None or self._leaves(saved.view.storage, saved.tensor.untyped_storage().nbytes())
 
     def close(self) -> None:
         """The code is over: what may move goes to the group, which is left open."""
@@ -220,13 +255,15 @@ class Region:
         self._inputs = []
         by_storage: dict[int, list[Saved]] = {}
         for each in saved:
-            view = each.view = look(each.tensor) if each.may_move and each.tensor is not None else None
+            assert each.tensor is not None
+            view = each.view = look(each.tensor) if each.may_move else None
             if view is not None and self._can_move(each, view, keep) and self._moves(each):
                 by_storage.setdefault(view.storage, []).append(each)
-            else:
-                each.stay(hashed=self._hashed)
-                each.ahead = self._ahead
-                self.kept += 1
+                continue
+            own = each.tensor.param_info is None and (view is None or view.storage not in self._keep)
+            each.stay(self._tally if own else None)
+            each.ahead = self._ahead
+            self.kept += 1
         for sharing in by_storage.values():
             for part in _parts(sharing):
                 self._give(part)
@@ -243,7 +280,7 @@ class Region:
         first, last = min(start for start, _ in reaches), max(end for _, end in reaches)
         tensors = [each.tensor for each in sharing if each.tensor is not None]
         label = sharing[0].label
-        span = Span(sharing[0].view, first, last, tensors, label)
+        span = Span(sharing[0].view, first, last, tensors, label, self._tally)
         self.group.look_after(span, f"{label} {list(sharing[0].view.sizes)}", id(span))
         self.moved += len(sharing)
         for number, each in enumerate(sharing):
@@ -302,7 +339,3 @@ def _is_differentiated() -> bool:
     while frame is not None and frame.f_code.co_name != "_pynative_func_grad_forward":
         frame = frame.f_back
     return frame is not None
-
-
-def _hash(tensor: Tensor) -> bytes:
-    return hashlib.blake2b(tensor.asnumpy().tobytes(), digest_size=16).digest()

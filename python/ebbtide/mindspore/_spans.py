@@ -22,6 +22,7 @@ import weakref
 import mindspore as ms
 from mindspore import Tensor, mint
 
+from ebbtide.mindspore._tally import Tally
 from ebbtide.mindspore._views import View
 
 
@@ -34,6 +35,7 @@ class Span:
         "_coming",
         "_facts",
         "_storage",
+        "_tally",
         "_tensors",
         "count",
         "dtype",
@@ -43,7 +45,9 @@ class Span:
         "label",
     )
 
-    def __init__(self, view: View, first: int, last: int, tensors: list[Tensor], label: str) -> None:
+    def __init__(
+        self, view: View, first: int, last: int, tensors: list[Tensor], label: str, tally: Tally | None = None
+    ) -> None:
         self.first = first
         self.count = last - first
         self.dtype: ms.Type = view.dtype
@@ -57,6 +61,16 @@ class Span:
         _spans.add(self)
         self._facts = (self.nbytes, 0)
         self._facts = self.facts()
+        self._tally = tally
+        self._counts(self.nbytes)
+
+    def __del__(self) -> None:
+        if self.is_here:
+            self._counts(-self.nbytes)
+
+    def _counts(self, count: int) -> None:
+        if self._tally is not None:
+            self._tally.add(count)
 
     @property
     def nbytes(self) -> int:
@@ -86,11 +100,15 @@ class Span:
 
     def vacate(self) -> None:
         """Its bytes are copied: the tensors may go."""
-        self._tensors = []
+        before, self._tensors = self.is_here, []
+        if before and not self.is_here:
+            self._counts(-self.nbytes)
 
     def allocate(self) -> int:
         """Memory of its own, of which the address is returned."""
-        self._coming = mint.empty((self.count,), dtype=self.dtype)
+        before, self._coming = self.is_here, mint.empty((self.count,), dtype=self.dtype)
+        if not before:
+            self._counts(self.nbytes)
         return int(self._coming.untyped_storage().data_ptr())
 
     def arrive(self) -> None:
@@ -99,7 +117,9 @@ class Span:
 
     def retract(self) -> None:
         """That memory is not needed."""
-        self._coming = None
+        before, self._coming = self.is_here, None
+        if before and not self.is_here:
+            self._counts(-self.nbytes)
 
 
 _spans: weakref.WeakSet[Span] = weakref.WeakSet()

@@ -12,6 +12,8 @@ from typing import cast
 import mindspore as ms
 from mindspore import Tensor, mint
 
+from ebbtide._verify import leaves
+
 
 @dataclass(frozen=True)
 class View:
@@ -59,6 +61,20 @@ def look(tensor: Tensor) -> View:
         dtype=tensor.dtype,
         itemsize=int(tensor.itemsize),
     )
+
+
+def keys_of(tree: object) -> frozenset[int]:
+    """The addresses of storages in dicts, lists and tuples."""
+    return frozenset(int(tensor.untyped_storage().data_ptr()) for _, tensor in leaves(tree, Tensor)) - {0}
+
+
+def returned(output: object) -> tuple[int, int]:
+    """The storage of a layer's first output and its bytes, if it needs a gradient; else zeros."""
+    tensor = next((tensor for _, tensor in leaves(output, Tensor)), None)
+    if tensor is None or not tensor._requires_grad:
+        return 0, 0
+    storage = tensor.untyped_storage()
+    return int(storage.data_ptr()), int(storage.nbytes())
 
 
 def _dense_order(sizes: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:

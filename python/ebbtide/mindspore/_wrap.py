@@ -23,12 +23,12 @@ from mindspore import Tensor, nn
 from ebbtide import _defaults
 from ebbtide._policy import check_policy, decide_by
 from ebbtide.errors import SettingError
+from ebbtide.mindspore._alone import is_recorded
 from ebbtide.mindspore._cells import storages, tensors
 from ebbtide.mindspore._cover import ActivationWrapper
 from ebbtide.mindspore._graph import in_jit, refuse_graph, refuse_jitted, refused_in_jit
 from ebbtide.mindspore._manager import SwapManager
 from ebbtide.mindspore._region import Region, Saved
-from ebbtide.mindspore._step import is_recorded
 
 T = TypeVar("T")
 Policy = Callable[[Tensor], object]
@@ -59,13 +59,13 @@ class HandRegion(Region):
         self._policy = None if policy_fn is None else decide_by(policy_fn)
         self._owner = owner
         self._group_name: str | None = None
-        self._began = self._asked = False
+        self._arrived = self._asked = False
 
     def _may_move(self, tensor: Tensor) -> bool:
         if not may_leave(tensor):
             return False
-        if not self._began:
-            self._began = True
+        if not self._arrived:
+            self._arrived = True
             self._group_name = SwapManager().get_current_group_name()
         return True
 
@@ -76,15 +76,15 @@ class HandRegion(Region):
             self._asked = True
             self.group = group_named(self._group_name, by_policy=self._policy is not None)
             if self.group is not None:
-                self._label = self.group.name
-        saved.label = self._label
+                self.label = self.group.name
+        saved.label = self.label
         return self.group is not None
 
     def close(self) -> None:
         """The code is over: what moves goes to the group, which is left open."""
         saved = list(self._saved)
         try:
-            if self._began and self._owner is not None:
+            if self._arrived and self._owner is not None:
                 self._keep |= storages(self._owner)
             super().close()
         except BaseException:

@@ -24,6 +24,7 @@ memory (`PinnedMemoryPool`); `configure` says where all of that goes.
 
 from ebbtide._policy import CheckpointPolicy
 from ebbtide._stats import reset, shrink, stats, synchronize
+from ebbtide._verify import Verified
 from ebbtide.torch._checkpoint import CheckpointWrapper, checkpoint, checkpoint_wrapper
 from ebbtide.torch._defaults import configure
 from ebbtide.torch._manager import SwapManager
@@ -33,7 +34,6 @@ from ebbtide.torch._selective import create_selective_checkpoint_contexts
 from ebbtide.torch._session import Session, session
 from ebbtide.torch._step import Step
 from ebbtide.torch._tensors import Region, Storage, SwapGroup, SwapTensor, base_check_fn
-from ebbtide.torch._verify import Verified
 from ebbtide.torch._wrap import (
     ActivationWrapper,
     AsyncSaveOnCpu,

@@ -1,64 +1,25 @@
-"""How fast a tier takes and gives bytes: measured with a block and an engine of its own."""
+"""How fast a tier takes and gives bytes of a device of PyTorch."""
 
 from __future__ import annotations
 
-import statistics
-import time
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
-from ebbtide import _native
-
-BYTES = 16 << 20
-ROUNDS = 3
-
-
-@dataclass(frozen=True)
-class Link:
-    """Bytes a second out and in, and nanoseconds of one small transfer."""
-
-    out_per_s: int
-    in_per_s: int
-    latency_ns: int
-
-    def differs(self, other: Link, share: float) -> bool:
-        """Whether one of the directions has changed by more than this share."""
-        pairs = ((self.out_per_s, other.out_per_s), (self.in_per_s, other.in_per_s))
-        return any(abs(a - b) > share * max(a, b) for a, b in pairs)
+from ebbtide import _link, _native
+from ebbtide._link import Link
 
 
 def measure(open_hub: Callable[[], _native.Hub], device: torch.device) -> Link:
     """Moves a block of 16 MiB out and in three times, and one of 4 KiB."""
-    hub = open_hub()
-    try:
-        large = [_round(hub, device, BYTES) for _ in range(ROUNDS)]
-        small = [_round(hub, device, 4096) for _ in range(ROUNDS)]
-    finally:
-        hub.close()
-    out, back = (statistics.median(times) for times in zip(*large, strict=True))
-    latency = min(min(times) for times in small)
-    return Link(int(BYTES / out), int(BYTES / back), int(latency * 1e9))
 
-
-def _round(hub: _native.Hub, device: torch.device, count: int) -> tuple[float, float]:
-    """Seconds out and in."""
-    block = torch.ones(count, dtype=torch.uint8, device=device)
-    group = hub.open("link", 0)
-    try:
+    def fill(group: _native.Group, count: int) -> torch.Tensor:
+        block = torch.ones(count, dtype=torch.uint8, device=device)
         group.add(block, "block", sole=False)
-        times = []
-        for start, wait in ((group.start_offload, group.wait_offload), (group.start_load, group.wait_load)):
-            settle(device)
-            began = time.perf_counter()
-            start()
-            wait()
-            settle(device)
-            times.append(time.perf_counter() - began)
-    finally:
-        group.close()
-    return times[0], times[1]
+        return block
+
+    return _link.measure(open_hub, fill, functools.partial(settle, device))
 
 
 def settle(device: torch.device) -> None:

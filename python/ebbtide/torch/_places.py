@@ -24,6 +24,8 @@ from typing import Any
 
 import torch
 
+from ebbtide._report import size
+
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 OUTSIDE = "outside of steps"
@@ -181,12 +183,3 @@ def _settle(device: torch.device, then: str | None) -> None:
     function = getattr(_allocator(device), then, None) if then else None
     if function is not None:
         function(device)
-
-
-def size(count: float) -> str:
-    """Bytes for people: `1.2 GiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

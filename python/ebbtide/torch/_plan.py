@@ -1,195 +1,57 @@
-"""Training inside a budget: the first steps are recorded, then a plan is made and followed.
-
-| steps | what is done with the layers |
-| --- | --- |
-| the first two, and the next when a layer saves more than the trace says | all swapped, one at a time, and recorded |
-| all others | what the plan says, through its byte gates |
-
-A plan decides layer by layer (recompute) and storage by storage (swap). Its gates count bytes and never time: before
-a layer's forward or backward runs, enough of what is leaving must have left; a group comes home when the plan's
-trigger is reached and only if it fits. So a wrong estimate costs time. What the gates don't foresee (a step in another
-order, a backward without gradients of outputs) is loaded when it is asked for, as without a plan.
+"""What planning asks of PyTorch, and how a step of it is followed; `ebbtide._plan` has the plan.
 
 **What is counted**: tensors that layers save, parameters, buffers and gradients; on an accelerator what PyTorch's
-allocator has in use between steps, so that the optimizer's state is in it. Not counted are the temporary tensors inside
-of operations and what is outside of layers.
+allocator has in use between steps, so that the optimizer's state is in it.
 
-Access: a `Planner` belongs to the thread of its session. A `Planned` belongs to one step; in backward autograd's
-threads call it, one at a time.
+A backward without gradients of outputs is loaded when it is asked for, as without a plan.
+
+Access: a `Watcher` belongs to one step; in backward autograd's threads call it, one at a time.
 """
 
 from __future__ import annotations
 
 import functools
-import os
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch import nn
 
-from ebbtide import _layers, _native
-from ebbtide.errors import PhaseError, SettingError
+from ebbtide import _native
+from ebbtide._plan import Framework, Planned, Recorded
 from ebbtide.torch import _link
-from ebbtide.torch._places import Meter, size
-from ebbtide.torch._record import Recorder, key_of, tensors
-
-RECORDED = 2  # steps that are recorded before there is a plan; the times of the first are those of a cold machine
-DRIFT = 0.18  # a link that has changed by this share is planned for anew
-LATE = 3  # steps in a row that take so much longer than predicted before the link is measured again
+from ebbtide.torch._places import Meter
+from ebbtide.torch._record import key_of, keys_of, returned
 
 
-class Watcher(Protocol):
-    """Follows one step."""
+class Watcher:
+    """Follows one step, told of modules and tensors."""
 
-    layer: int  # the number of the one that runs, or ran last
-
-    def enter(self, name: str, inputs: object) -> None: ...
-    def saves(self, tensor: torch.Tensor) -> bool: ...
-    def leave(self, group: _native.Group | None, output: object) -> None: ...
-    def reaches(self, layer: int) -> None: ...
-
-
-class Recorded:
-    """A step that is recorded: everything leaves, and has left before the next layer begins."""
-
-    def __init__(self, hub: _native.Hub, device: torch.device) -> None:
-        self.recorder = Recorder(lambda: float(hub.stats()["wait_ms"]), functools.partial(_link.settle, device))
-        self.layer = -1
+    def __init__(self, follower: Recorded | Planned) -> None:
+        self._follower = follower
         self._task = -1
 
-    def enter(self, name: str, inputs: object) -> None:
-        self.layer += 1
-        self.recorder.enter(name, inputs)
-
-    def saves(self, tensor: torch.Tensor) -> bool:
-        self.recorder.saves(tensor)
-        return True
-
-    def leave(self, group: _native.Group | None, output: object) -> None:
-        self.recorder.leave(output)
-        if group is not None:
-            group.start_offload()
-            group.wait_offload()
-
-    def reaches(self, layer: int) -> None:
-        self._task = at_end(self._task, self.recorder.over)
-        self.recorder.reaches(layer)
-
-
-class Planned:
-    """A step that follows a plan."""
-
-    def __init__(self, plan: _native.Plan, swaps: list[Swaps], grown: Callable[[str], None]) -> None:
-        self._gates = plan.gates()
-        self._swaps = swaps
-        self._grown = grown  # told of a layer that saves more than the trace says
-        self._groups: dict[int, _native.Group] = {}
-        self._leaving: list[tuple[_native.Group, int]] = []
-        self.layer = -1
-        self._names: dict[int, str] = {}
-        self._bytes = 0  # of what leaves of this layer
-        self._output = self._reads = 0
-        self._follows = True  # the step is the one that was planned
-        self._started = time.perf_counter()
-        self._task = -1
-        self.seconds = 0.0  # once backward has ended
-
-    # ---- forward
+    @property
+    def layer(self) -> int:
+        """The number of the layer that runs, or ran last."""
+        return self._follower.layer
 
     def enter(self, name: str, inputs: object) -> None:
-        self.layer += 1
-        self._names, self._bytes = {}, 0
-        self._reads = self._output if any(key_of(tensor) == self._output for tensor in tensors(inputs)) else 0
-        in_plan = self.layer < len(self._swaps) and self._swaps[self.layer].name == name
-        self._follows = self._follows and in_plan and self._gates.reach("F", self.layer)
-        self._make_room()
+        """A layer's forward begins."""
+        self._follower.enter(name, keys_of(inputs))
 
     def saves(self, tensor: torch.Tensor) -> bool:
         """Whether this tensor of the layer that runs leaves."""
-        key, count = key_of(tensor), tensor.untyped_storage().nbytes()
-        name = self._names.get(key)
-        fresh = name is None
-        if name is None:
-            name = "in" if key == self._reads and key else f"s{len(self._names)}"
-            self._names[key] = name
-        leaves = not self._follows or self._swaps[self.layer].leaves(name, count, self._grown)
-        if leaves and fresh:
-            self._bytes += count
-        return leaves
+        return self._follower.saves(key_of(tensor), tensor.untyped_storage().nbytes())
 
     def leave(self, group: _native.Group | None, output: object) -> None:
-        tensor = next(tensors(output), None)
-        self._output = key_of(tensor) if tensor is not None else 0
-        if group is None:
-            return
-        self._groups[self.layer] = group
-        group.start_offload()
-        self._gates.leaving(self._bytes)
-        self._leaving.append((group, self._bytes))
-
-    # ---- the gates
-
-    def _make_room(self) -> None:
-        """Lets go of what has left, and waits until the operation that was reached fits."""
-        while self._leaving:
-            group, count = self._leaving[0]
-            if self._follows and self._gates.may_start() and not group.offload_done():
-                return
-            del self._leaving[0]
-            if group.phase == "offloading":
-                group.wait_offload()
-            self._gates.left(count)
-
-    def _bring(self) -> None:
-        """Starts the loads whose turn it is."""
-        while self._follows and (layer := self._gates.next_load()) is not None:
-            group = self._groups.get(layer)
-            if any(leaving is group for leaving, _ in self._leaving):
-                return
-            self._gates.loading(layer)
-            if group is not None and group.phase == "away":
-                group.start_load()
-
-    # ---- backward
+        """Its forward ended."""
+        self._follower.ends()
+        self._follower.leave(group, *returned(output))
 
     def reaches(self, layer: int) -> None:
         """The gradient of this layer's output has come: its backward is next."""
-        self._task = at_end(self._task, self._over)
-        phase = "R" if self._follows and self._swaps[layer].recompute else "B"
-        self._follows = self._follows and self._gates.reach(phase, layer)
-        self._make_room()
-        if self._follows:
-            self._gates.loading(layer)
-            group = self._groups.get(layer)
-            if group is not None and group.phase == "away":
-                group.start_load()
-        self._bring()
-
-    def _over(self) -> None:
-        self.seconds = time.perf_counter() - self._started
-        self._groups.clear()
-
-
-class Swaps:
-    """What a plan does with one layer: its own storages by name, and `in` for what the layer before returns."""
-
-    def __init__(self, name: str, recompute: bool, names: frozenset[str], sizes: dict[str, int]) -> None:
-        self.name = name
-        self.recompute = recompute
-        self._names = names
-        self._sizes = sizes
-
-    def leaves(self, name: str, count: int, grown: Callable[[str], None]) -> bool:
-        """Whether a storage of so many bytes leaves. What the trace does not know, or not so large, does."""
-        if self.recompute and name != "in":
-            return bool(self._names - {"in"})  # an input of the model: a checkpoint keeps nothing else
-        if count > self._sizes.get(name, -1):
-            grown(self.name)
-            return True
-        return name in self._names
+        self._task = at_end(self._task, self._follower.over)
+        self._follower.reaches(layer)
 
 
 def at_end(task: int, call: Callable[[], None]) -> int:
@@ -198,124 +60,6 @@ def at_end(task: int, call: Callable[[], None]) -> int:
     if now != task:
         torch.autograd.Variable._execution_engine.queue_callback(call)
     return int(now)
-
-
-class Planner:
-    """What a session with a budget or a plan knows of its model."""
-
-    def __init__(
-        self, hub: _native.Hub, open_hub: Callable[[], _native.Hub], memory: int | str | None, text: str | None
-    ) -> None:
-        self._hub = hub
-        self._open_hub = open_hub
-        self._memory = memory
-        self._text = text
-        self._recorded: Recorded | None = None
-        self._recordings = 0
-        self._planned: Planned | None = None
-        self._late = 0
-        self._link: _link.Link | None = None
-        self._swaps: list[Swaps] = []
-        self._grew: set[str] = set()
-        self._failed = 0
-        self.trace: _native.Trace | None = None
-        self.plan: _native.Plan | None = None
-
-    def begin(self, model: nn.Module) -> Watcher:
-        """A step begins.
-
-        Raises `NoRoomError` if no plan fits the budget, `SettingError` if the plan that was given does not fit
-        the model.
-        """
-        self._look_back(model)
-        if self.plan is None or self._recordings < RECORDED:
-            self._recorded = Recorded(self._hub, _device_of(model))
-            return self._recorded
-        self._planned = Planned(self.plan, self._swaps, self._grew.add)
-        return self._planned
-
-    def recomputes(self, name: str) -> bool:
-        """Whether the plan has this layer run a second time, now that a step follows it."""
-        follows = self.plan is not None and self._recordings >= RECORDED
-        return follows and any(swaps.recompute for swaps in self._swaps if swaps.name == name)
-
-    def words(self) -> dict[str, _layers.Word]:
-        """What the plan does with each layer, in a word."""
-        layers = self.plan.layers() if self.plan is not None else []
-        return {name: "recompute" if again else "swap" if names else "keep" for name, again, names in layers}
-
-    # ---- between steps
-
-    def _look_back(self, model: nn.Module) -> None:
-        recorded, self._recorded = self._recorded, None
-        planned, self._planned = self._planned, None
-        if recorded is not None:
-            if recorded.recorder.is_complete:
-                self._recordings += 1
-                self._failed = 0
-                self._make(recorded.recorder, model)
-            else:
-                self._failed += 1
-        elif self._grew:
-            self._grew.clear()
-            self._recordings = RECORDED - 1  # one more, on a machine that is warm
-        elif planned is not None and planned.seconds:
-            self._compare(planned, model)
-
-    def _compare(self, planned: Planned, model: nn.Module) -> None:
-        """Measures the link again if steps have become slower than predicted."""
-        assert self.plan is not None and self._link is not None
-        self._late = self._late + 1 if planned.seconds * 1e3 > (1 + DRIFT) * self.plan.predicted_step_ms else 0
-        if self._late < LATE:
-            return
-        self._late = 0
-        before, self._link = self._link, _link.measure(self._open_hub, _device_of(model))
-        if before.differs(self._link, DRIFT) and self._text is None:
-            self._recordings = RECORDED - 1
-
-    def _make(self, recorder: Recorder, model: nn.Module) -> None:
-        if self._link is None:
-            self._link = _link.measure(self._open_hub, _device_of(model))
-        recording = _native.Recording(f"torch {torch.__version__}", static_bytes(model), int(time.time()))
-        link = self._link
-        tier, capacity = self._hub.tier, self._hub.capacity_bytes
-        recording.tier(tier, capacity, link.out_per_s, link.in_per_s, link.latency_ns)
-        for number, layer in enumerate(recorder.layers):
-            recording.layer(layer.name, layer.forward_ns, layer.backward_ns, 0, 0, recorder.storages(number), None)
-        recording.fixed(recorder.fixed_ns)
-        self.trace = recording.finish()
-        if self._text is not None:
-            self.plan = _native.Plan.parse(self.trace, self._text)
-        else:
-            assert self._memory is not None
-            memory = self._memory if isinstance(self._memory, int) else self.trace.budget(self._memory)
-            self.plan = _native.Plan.make(self.trace, memory)
-        self._swaps = _swaps(self.plan, recorder)
-
-    def table(self) -> list[tuple[str, str]]:
-        """Rows for people."""
-        if self.plan is None:
-            why = "recording" if self._failed < 2 else "no backward went through all layers, so all are swapped"
-            return [("plan", f"none yet: {why}")]
-        layers = self.plan.layers()
-        swapped = sum(bool(names) for _, _, names in layers)
-        recomputed = sum(recompute for _, recompute, _ in layers)
-        return [
-            ("budget", f"{size(self.plan.memory_bytes)}: saved tensors, parameters, buffers and gradients"),
-            ("plan", f"{swapped} of {len(layers)} layers swap, {recomputed} are recomputed"),
-            ("predicted", f"{size(self.plan.predicted_peak_bytes)}, {self.plan.predicted_step_ms:.0f} ms a step"),
-        ]
-
-
-def _swaps(plan: _native.Plan, recorder: Recorder) -> list[Swaps]:
-    result = []
-    border = False  # the layer before returns something that is swapped
-    for (name, recompute, swapped), layer in zip(plan.layers(), recorder.layers, strict=True):
-        names = {*swapped} - {"out"} | ({"in"} if border else set())
-        sizes = {saved.name: saved.bytes for saved in layer.saved.values()}
-        result.append(Swaps(name, recompute, frozenset(names), sizes))
-        border = "out" in swapped
-    return result
 
 
 def _device_of(model: nn.Module) -> torch.device:
@@ -335,41 +79,15 @@ def static_bytes(model: nn.Module) -> int:
     return Meter(device).read()[0] + gradients - came
 
 
-def check_memory(memory: object) -> int | str:
-    """A budget as `session(memory=…)` takes it."""
-    if isinstance(memory, bool) or not isinstance(memory, (int, str)):
-        raise SettingError(f"memory={memory!r} is a {type(memory).__name__}", 'it takes bytes, or "1.5GiB", or "40%"')
-    if isinstance(memory, str):
-        _native.check_budget(memory)
-    elif memory <= 0:
-        raise SettingError(f"memory={memory} leaves nothing", "give the bytes that a step may use")
-    return memory
+def _settle(model: nn.Module) -> Callable[[], None]:
+    return functools.partial(_link.settle, _device_of(model))
 
 
-def plan_text(file: object) -> str:
-    """The text of a plan's file."""
-    if not isinstance(file, (str, os.PathLike)):
-        raise SettingError(f"plan={file!r} is a {type(file).__name__}", "plan takes the path of a file")
-    try:
-        text = Path(file).read_text()
-    except (OSError, ValueError) as error:
-        raise SettingError(f"the plan {os.fspath(file)} can't be read: {error}", "save_plan() writes one") from error
-    _native.check_plan(text)
-    return text
-
-
-def write_whole(file: object, text: str | None, what: str) -> None:
-    """Writes a file, or leaves what is there."""
-    if not isinstance(file, (str, os.PathLike)):
-        raise SettingError(f"a {type(file).__name__} is no file", "pass the path of the file to write")
-    if text is None:
-        hint = "open the session with memory= or plan=, and train two steps"
-        raise PhaseError(f"there is no {what} yet", hint)
-    path = Path(file)
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(text)
-        aside.replace(path)
-    except OSError as error:
-        aside.unlink(missing_ok=True)
-        raise SettingError(f"{path} can't be written: {error}", "name a file in a folder that is there") from error
+FRAMEWORK = Framework(
+    source=f"torch {torch.__version__}",
+    measure=lambda open_hub, model: _link.measure(open_hub, _device_of(model)),
+    static_bytes=static_bytes,
+    settle=_settle,
+    why_not=lambda _model, _layer: None,
+    counted="saved tensors, parameters, buffers and gradients",
+)

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ebbtide import _layers, _native, _stats
+from ebbtide import _layers, _native, _report, _stats
 from ebbtide._checks import (
     MIN_BYTES,
     Selection,
@@ -42,15 +42,17 @@ from ebbtide._checks import (
     one_of,
     split_selection,
 )
+from ebbtide._plan import Planner, check_memory, plan_text, write_whole
+from ebbtide._verify import Verified
 from ebbtide.errors import PhaseError, SettingError
-from ebbtide.torch import _places, _report
+from ebbtide.torch import _places
 from ebbtide.torch._drain import drain
 from ebbtide.torch._hooks import Wiring, in_backward
 from ebbtide.torch._layers import KIND
-from ebbtide.torch._plan import Planner, Watcher, check_memory, plan_text, write_whole
+from ebbtide.torch._plan import FRAMEWORK, Watcher
 from ebbtide.torch._settings import check_model
 from ebbtide.torch._step import BackwardRow, Step
-from ebbtide.torch._verify import Verified, verify
+from ebbtide.torch._verify import verify
 
 
 def session(
@@ -132,7 +134,7 @@ def session(
     try:
         settings = Settings(min_bytes, deciding(asked, refused))
         another = functools.partial(_native.Hub, tier=tier, spill_dir=spill, host_bytes=host_bytes)
-        planner = Planner(source.hub, another, budget, text) if planned else None
+        planner = Planner(FRAMEWORK, source.hub, another, budget, text) if planned else None
         return Session(model, found, source, settings, planner)
     except BaseException:
         _stats.retire(source, close=True)
@@ -203,16 +205,7 @@ class Session:
         `memory_bytes`, `predicted_peak_bytes`, `predicted_step_ms`, and `layers`: of each its `name`, whether it is
         to `recompute`, and the names of its storages to `swap`.
         """
-        plan = self._planner.plan if self._planner is not None else None
-        if plan is None:
-            return None
-        layers = [{"name": n, "recompute": again, "swap": names} for n, again, names in plan.layers()]
-        return {
-            "memory_bytes": plan.memory_bytes,
-            "predicted_peak_bytes": plan.predicted_peak_bytes,
-            "predicted_step_ms": plan.predicted_step_ms,
-            "layers": layers,
-        }
+        return self._planner.told() if self._planner is not None else None
 
     def save_plan(self, file: str | os.PathLike[str]) -> None:
         """Writes the plan, for `session(model, plan=file)` and `ebbtide plan --diff`.
@@ -264,7 +257,7 @@ class Session:
     def _watch(self) -> Watcher | None:
         """What follows the step that begins, if there is a plan or one is to be made."""
         model = self._model()
-        return self._planner.begin(model) if self._planner is not None and model is not None else None
+        return Watcher(self._planner.begin(model)) if self._planner is not None and model is not None else None
 
     def _end(self, step: Step, *, done: bool) -> None:
         """A step is left; one that did not get to its end is given up."""
@@ -341,7 +334,13 @@ class Session:
         """
         planned = self._planner.table() if self._planner is not None else []
         return _report.table(
-            self._model_name, self.policy, self._source, self._settings.min_bytes, self._places, planned
+            self._model_name,
+            self.policy,
+            self._source,
+            self._settings.min_bytes,
+            self._places.rows(),
+            planned,
+            checkpoint="torch.utils.checkpoint",
         )
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,63 +17,12 @@ import torch
 from torch import nn
 
 from ebbtide import _native
+from ebbtide._verify import Verified, different, leaves
 from ebbtide.errors import SettingError
-from ebbtide.torch._places import Meter, Watch, size
+from ebbtide.torch._places import Meter, Watch
 
 if TYPE_CHECKING:
     from ebbtide.torch._session import Session
-
-_TOO_SMALL = 16 << 20  # bytes; the process itself varies by some MiB
-
-
-@dataclass(frozen=True)
-class Verified:
-    """What `Session.verify` found: `print` it, or ask for `identical`.
-
-    Attributes:
-        different: Names of what was not the same to the last bit: `"loss"`, `"gradient of …"`, `"buffer …"`.
-        compared: How many losses, gradients and buffers were compared.
-        repeatable: Whether a second plain step gave the same as the first. If not, the model itself is not
-            deterministic, and the comparison says nothing.
-        plain_peak: The most bytes above what was in use when the plain step began.
-        swapped_peak: The same of the step through the session.
-        plain_ms: Time of the plain step.
-        swapped_ms: The same of the step through the session.
-        bytes_out: What that one moved.
-    """
-
-    different: tuple[str, ...]
-    compared: int
-    repeatable: bool
-    plain_peak: int
-    swapped_peak: int
-    plain_ms: float
-    swapped_ms: float
-    bytes_out: int
-
-    @property
-    def identical(self) -> bool:
-        """Whether all of it was the same, bit for bit."""
-        return not self.different
-
-    def __str__(self) -> str:
-        if self.identical:
-            first = f"identical: {self.compared} losses, gradients and buffers are the same to the last bit"
-        else:
-            shown = ", ".join(self.different[:5]) + (" …" if len(self.different) > 5 else "")
-            first = f"NOT identical: {len(self.different)} of {self.compared} differ: {shown}"
-        if not self.repeatable:
-            first += "; but two plain steps differ as well: the model is not deterministic, so this proves nothing"
-        share = (
-            f" ({self.swapped_peak / self.plain_peak:.2f}x)"
-            if self.plain_peak >= _TOO_SMALL
-            else " (too small to compare)"
-        )
-        second = f"peak above the start: plain {size(self.plain_peak)}, swapped {size(self.swapped_peak)}{share}"
-        third = (
-            f"time: plain {self.plain_ms:.0f} ms, swapped {self.swapped_ms:.0f} ms, moved out {size(self.bytes_out)}"
-        )
-        return "\n".join([first, second, third])
 
 
 @dataclass(frozen=True)
@@ -98,13 +47,13 @@ def verify(session: Session, model: nn.Module, step_fn: Callable[[], object]) ->
         plain = _run(state, nullcontext(), step_fn)
         repeatable = not _different(plain.results, first.results)
         del first  # it holds a copy of all gradients
-        different = _different(plain.results, _run(state, session.step(), step_fn).results)
+        found = _different(plain.results, _run(state, session.step(), step_fn).results)
         moved = session.stats()["bytes_out"]
         swapped = _run(state, session.step(), step_fn)
     finally:
         state.put_back()
     return Verified(
-        different=different or _different(plain.results, swapped.results),
+        different=found or _different(plain.results, swapped.results),
         compared=len({*plain.results, *swapped.results}),
         repeatable=repeatable,
         plain_peak=plain.peak,
@@ -150,7 +99,7 @@ class _State:
 
     def results(self, loss: object) -> dict[str, torch.Tensor]:
         """What a step left, by name; the gradients and the loss themselves, buffers copied."""
-        found = {f"loss{where}": tensor.detach() for where, tensor in _leaves(loss, "")}
+        found = {f"loss{where}": tensor.detach() for where, tensor in leaves(loss, torch.Tensor)}
         for name, parameter in self.parameters.items():
             if parameter.grad is not None:
                 found[f"gradient of {name}"] = parameter.grad
@@ -188,20 +137,8 @@ def _what(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def _leaves(value: object, where: str) -> Iterator[tuple[str, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield where, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, f"{where}[{key!r}]")
-    elif isinstance(value, (tuple, list)):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{where}[{index}]")
-
-
 def _different(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> tuple[str, ...]:
-    names = [*one, *(name for name in other if name not in one)]
-    return tuple(name for name in names if name not in one or name not in other or not _same(one[name], other[name]))
+    return different(one, other, _same)
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
