@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ebbtide import _layers, _native
+from ebbtide._checks import MOST
 from ebbtide._link import Link
 from ebbtide._record import Recorder
 from ebbtide._report import size
@@ -53,6 +54,12 @@ class Follower(Protocol):
 
     def saves(self, key: int, count: int) -> bool:
         """Whether a storage of so many bytes that it saved leaves."""
+
+    def stays(self, key: int, count: int) -> None:
+        """A storage of so many bytes is there and never moves: left out by the user, or an input of no layer's."""
+
+    def cannot_again(self, why: str) -> None:
+        """The layer that runs, or ran last, can't be run a second time."""
 
     def leave(self, group: _native.Group | None, key: int, count: int) -> None:
         """It is left, with what leaves of it, and returns this storage, if that needs a gradient."""
@@ -96,6 +103,14 @@ class Recorded:
         """See `Follower`."""
         self.recorder.saves(key, count)
         return True
+
+    def stays(self, key: int, count: int) -> None:
+        """See `Follower`."""
+        self.recorder.stays(key, count)
+
+    def cannot_again(self, why: str) -> None:
+        """See `Follower`."""
+        self.recorder.cannot_again(why)
 
     def leave(self, group: _native.Group | None, key: int, count: int) -> None:
         """See `Follower`."""
@@ -151,10 +166,21 @@ class Planned:
         if name is None:
             name = "in" if key == self._reads and key else f"s{len(self._names)}"
             self._names[key] = name
-        leaves = not self._follows or self._swaps[self.layer].leaves(name, count, self._grown)
+        leaves = not self._follows or self._swaps[self.layer].leaves(name, count, self._grows)
         if leaves and fresh:
             self._bytes += count
         return leaves
+
+    def stays(self, key: int, count: int) -> None:
+        """See `Follower`."""
+
+    def cannot_again(self, why: str) -> None:
+        """See `Follower`."""
+
+    def _grows(self, layer: str) -> None:
+        # The gates know other sizes: what is left of the step goes one layer at a time, as if it were recorded.
+        self._follows = False
+        self._grown(layer)
 
     def leave(self, group: _native.Group | None, key: int, count: int) -> None:
         """See `Follower`."""
@@ -163,6 +189,10 @@ class Planned:
             return
         self._groups[self.layer] = group
         group.start_offload()
+        if not self._follows:
+            self._make_room()
+            group.wait_offload()
+            return
         self._gates.leaving(self._bytes)
         self._leaving.append((group, self._bytes))
 
@@ -189,13 +219,19 @@ class Planned:
             if group is not None and group.phase == "away":
                 group.start_load()
 
+    @property
+    def recomputes(self) -> bool:
+        """Whether the layer that runs is to be run again in backward."""
+        return self._follows and self._swaps[self.layer].recompute
+
     # ---- backward
 
     def reaches(self, layer: int) -> None:
         """See `Follower`."""
-        phase = "R" if self._follows and self._swaps[layer].recompute else "B"
-        self._follows = self._follows and self._gates.reach(phase, layer)
-        self._make_room()
+        # Between running a layer again and its backward nobody asks, so both have to fit.
+        for phase in ("R", "B") if self._follows and self._swaps[layer].recompute else ("B",):
+            self._follows = self._follows and self._gates.reach(phase, layer)
+            self._make_room()
         if self._follows:
             self._gates.loading(layer)
             group = self._groups.get(layer)
@@ -246,6 +282,7 @@ class Planner:
         self._link: Link | None = None
         self._swaps: list[Swaps] = []
         self._grew: set[str] = set()
+        self._most: dict[tuple[str, str], int] = {}  # bytes of storages in all recorded steps
         self._failed = 0
         self.trace: _native.Trace | None = None
         self.plan: _native.Plan | None = None
@@ -263,15 +300,17 @@ class Planner:
         self._planned = Planned(self.plan, self._swaps, self._grew.add)
         return self._planned
 
-    def recomputes(self, name: str) -> bool:
-        """Whether the plan has this layer run a second time, now that a step follows it."""
-        follows = self.plan is not None and self._recordings >= RECORDED
-        return follows and any(swaps.recompute for swaps in self._swaps if swaps.name == name)
+    def recomputes(self) -> bool:
+        """Whether the plan has the layer that runs, which a step has entered, run a second time."""
+        return self._planned is not None and self._planned.recomputes
 
     def words(self) -> dict[str, _layers.Word]:
         """What the plan does with each layer, in a word."""
         layers = self.plan.layers() if self.plan is not None else []
-        return {name: "recompute" if again else "swap" if names else "keep" for name, again, names in layers}
+        words: dict[str, _layers.Word] = {}
+        for name, again, names in layers:  # of a layer that a step calls more than once, the first call's
+            words.setdefault(name.split("#")[0], "recompute" if again else "swap" if names else "keep")
+        return words
 
     def told(self) -> dict[str, Any] | None:
         """The plan, for people; None if there is none."""
@@ -317,14 +356,16 @@ class Planner:
     def _make(self, recorder: Recorder, model: Any) -> None:
         if self._link is None:
             self._link = self._framework.measure(self._open_hub, model)
-        recording = _native.Recording(self._framework.source, self._framework.static_bytes(model), int(time.time()))
+        recorder.grow(self._most)
+        static = self._framework.static_bytes(model) + recorder.beside_bytes()
+        recording = _native.Recording(self._framework.source, static, int(time.time()))
         link = self._link
         tier, capacity = self._hub.tier, self._hub.capacity_bytes
         recording.tier(tier, capacity, link.out_per_s, link.in_per_s, link.latency_ns)
         for number, layer in enumerate(recorder.layers):
-            why_not = self._framework.why_not(model, layer.name)
+            why_not = layer.why_not or self._framework.why_not(model, layer.name.split("#")[0])
             storages = recorder.storages(number)
-            recording.layer(layer.name, layer.forward_ns, layer.backward_ns, 0, 0, storages, why_not)
+            recording.layer(layer.name, layer.forward_ns, max(layer.backward_ns, 1), 0, 0, storages, why_not)
         recording.fixed(recorder.fixed_ns)
         self.trace = recording.finish()
         if self._text is not None:
@@ -338,7 +379,7 @@ class Planner:
     def table(self) -> list[tuple[str, str]]:
         """Rows for people."""
         if self.plan is None:
-            why = "recording" if self._failed < 2 else "no backward went through all layers, so all are swapped"
+            why = "recording" if self._failed < 2 else "no backward came to the first layer, so all are swapped"
             return [("plan", f"none yet: {why}")]
         layers = self.plan.layers()
         swapped = sum(bool(names) for _, _, names in layers)
@@ -367,8 +408,8 @@ def check_memory(memory: object) -> int | str:
         raise SettingError(f"memory={memory!r} is a {type(memory).__name__}", 'it takes bytes, or "1.5GiB", or "40%"')
     if isinstance(memory, str):
         _native.check_budget(memory)
-    elif memory <= 0:
-        raise SettingError(f"memory={memory} leaves nothing", "give the bytes that a step may use")
+    elif not 0 < memory <= MOST:
+        raise SettingError(f"memory={memory} is no size in bytes", "give the bytes that a step may use")
     return memory
 
 
@@ -391,11 +432,22 @@ def write_whole(file: object, text: str | None, what: str) -> None:
     if text is None:
         hint = "open the session with memory= or plan=, and train two steps"
         raise PhaseError(f"there is no {what} yet", hint)
-    path = Path(file)
+    text_of_path = os.fsdecode(file)
+    path = Path(text_of_path).resolve() if text_of_path else Path()
+    if path.exists() and not path.is_file():  # a device, a pipe, a folder
+        _write_through(path, text)
+        return
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         aside.write_text(text)
         aside.replace(path)
     except OSError as error:
         aside.unlink(missing_ok=True)
+        raise SettingError(f"{path} can't be written: {error}", "name a file in a folder that is there") from error
+
+
+def _write_through(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
         raise SettingError(f"{path} can't be written: {error}", "name a file in a folder that is there") from error

@@ -9,6 +9,7 @@ memory, so that a small budget holds meanwhile. Storages get their names by the 
 | time of a backward | from its begin to that of the layer before, without waits for loads |
 | the border of two layers | a storage that one layer returns and the next one is called with |
 | what a layer can't make again | saved storages that it was called with |
+| what is there besides | saved storages that never move, and inputs without gradients that no layer saves |
 
 A storage is known by a number, its *key*, while it is alive; 0 is none. No framework.
 
@@ -44,6 +45,7 @@ class Record:
     reads: int = 0  # that of them which the layer before has returned, or 0
     output: int = 0  # the storage that it returned, or 0
     output_bytes: int = 0
+    why_not: str | None = None  # it can't be run a second time
 
 
 class Recorder:
@@ -51,7 +53,8 @@ class Recorder:
 
     def __init__(self, waited: Waited, settle: Callable[[], None]) -> None:
         self.layers: list[Record] = []
-        self.is_complete = False  # backward has been through the first layer
+        self.is_complete = False  # backward has been through the first layer that saved anything
+        self.beside: dict[int, int] = {}  # bytes of storages that are there whatever the plan
         self.fixed_ns = 0  # outside of layers
         self._waited = waited
         self._settle = settle  # until the device has done what was queued
@@ -62,7 +65,7 @@ class Recorder:
     # ---- forward
 
     def enter(self, name: str, keys: frozenset[int]) -> None:
-        """A layer begins, called with these storages."""
+        """A layer begins, called with these storages. A name stands for one call of a step."""
         record = Record(name, inputs=keys)
         before = self.layers[-1].output if self.layers else 0
         record.reads = before if before in record.inputs else 0
@@ -76,6 +79,15 @@ class Recorder:
         if key not in record.saved:
             name = "in" if key and key == record.reads else f"s{len(record.saved)}"
             record.saved[key] = Saved(name, count)
+
+    def stays(self, key: int, count: int) -> None:
+        """A storage of so many bytes is there and never moves."""
+        if key:
+            self.beside[key] = count
+
+    def cannot_again(self, why: str) -> None:
+        """The layer that runs, or ran last, can't be run a second time."""
+        self.layers[-1].why_not = why
 
     def ends(self) -> None:
         """The layer that runs has run. What it saved may be told after this."""
@@ -98,8 +110,9 @@ class Recorder:
         """The whole backward has ended."""
         self._ends()
         self._backward = None
-        seen = [record for record in self.layers if record.backward_ns]
-        self.is_complete = len(seen) == len(self.layers) > 0
+        # Backward comes from the last one, and doesn't come to layers that are frozen or whose result is not used.
+        first = next((record for record in self.layers if record.saved), None)
+        self.is_complete = first is not None and first.backward_ns > 0
         inside = sum(record.forward_ns + record.backward_ns for record in self.layers)
         self.fixed_ns = max(0, time.perf_counter_ns() - self._started - inside - int(self._waited() * 1e6))
 
@@ -111,6 +124,20 @@ class Recorder:
             self.layers[layer].backward_ns = max(took, 1)
 
     # ---- what it comes to
+
+    def beside_bytes(self) -> int:
+        """Bytes of storages that are there whatever the plan, and that no layer saves."""
+        saved = {key for record in self.layers for key in record.saved}
+        return sum(count for key, count in self.beside.items() if key not in saved)
+
+    def grow(self, known: dict[tuple[str, str], int]) -> None:
+        """Storages are as large as they ever were in a recorded step, of which `known` keeps the most."""
+        for record in self.layers:
+            for saved in record.saved.values():
+                most = known[record.name, saved.name] = max(saved.bytes, known.get((record.name, saved.name), 0))
+                saved.bytes = most
+            most = known[record.name, "out"] = max(record.output_bytes, known.get((record.name, "out"), 0))
+            record.output_bytes = most
 
     def storages(self, layer: int) -> list[tuple[str, int, str]]:
         """What a layer makes that lives on, as `Recording.layer` takes it."""

@@ -195,7 +195,7 @@ class Session:
 
     def recomputes(self, name: str) -> bool:
         """Whether a plan has this layer run again in backward."""
-        return self._planner is not None and self._planner.recomputes(name)
+        return self._planner is not None and self._planner.recomputes()
 
     def plan(self) -> dict[str, Any] | None:
         """The plan that steps follow; None without one, and while it is not made yet.

@@ -20,7 +20,8 @@ from ebbtide import _native
 from ebbtide._plan import Framework, Planned, Recorded
 from ebbtide.torch import _link
 from ebbtide.torch._places import Meter
-from ebbtide.torch._record import key_of, keys_of, returned
+from ebbtide.torch._record import key_of, keys_of, returned, tensors
+from ebbtide.torch._repeat import state_of
 
 
 class Watcher:
@@ -29,24 +30,50 @@ class Watcher:
     def __init__(self, follower: Recorded | Planned) -> None:
         self._follower = follower
         self._task = -1
+        self._inputs: list[torch.Tensor] = []
+        self._state: object = None
+        self.records = isinstance(follower, Recorded)
 
     @property
     def layer(self) -> int:
         """The number of the layer that runs, or ran last."""
         return self._follower.layer
 
-    def enter(self, name: str, inputs: object) -> None:
+    def enter(self, layer: nn.Module, name: str, inputs: object) -> None:
         """A layer's forward begins."""
+        if self.records:
+            self._inputs, self._state = list(tensors(inputs)), state_of(layer)
         self._follower.enter(name, keys_of(inputs))
 
     def saves(self, tensor: torch.Tensor) -> bool:
         """Whether this tensor of the layer that runs leaves."""
         return self._follower.saves(key_of(tensor), tensor.untyped_storage().nbytes())
 
-    def leave(self, group: _native.Group | None, output: object) -> None:
+    def stays(self, tensor: torch.Tensor) -> None:
+        """This tensor that the layer saves is not to leave."""
+        self._follower.stays(key_of(tensor), tensor.untyped_storage().nbytes())
+
+    def leave(self, layer: nn.Module, group: _native.Group | None, output: object) -> None:
         """Its forward ended."""
         self._follower.ends()
+        if isinstance(self._follower, Recorded):
+            self._look_at(layer, self._follower)
         self._follower.leave(group, *returned(output))
+
+    def _look_at(self, layer: nn.Module, recorded: Recorded) -> None:
+        """What running the layer again would need, or change."""
+        inputs, self._inputs = self._inputs, []
+        if state_of(layer) != self._state:
+            recorded.cannot_again("its forward changes buffers or attributes, which a second one would change again")
+        record = recorded.recorder.layers[-1]
+        for tensor in inputs:
+            key = key_of(tensor)
+            if key in record.saved or key == record.reads:
+                continue
+            if tensor.requires_grad:  # the layer before may let go of it, but not if this one is to be run again
+                recorded.cannot_again("it is called with a tensor that its backward does not need")
+            else:
+                self.stays(tensor)
 
     def reaches(self, layer: int) -> None:
         """The gradient of this layer's output has come: its backward is next."""

@@ -197,7 +197,7 @@ class Session:
 
     def recomputes(self, name: str) -> bool:
         """Whether a call of this layer is to be run again in backward."""
-        return self._planner.recomputes(name) if self._planner is not None else self.policy[name] == "recompute"
+        return self._planner.recomputes() if self._planner is not None else self.policy[name] == "recompute"
 
     def plan(self) -> dict[str, Any] | None:
         """The plan that steps follow; None without one, and while it is not made yet.

@@ -24,7 +24,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ebbtide import _native
-from ebbtide._checks import Predicate
+from ebbtide._checks import Predicate, Settings
 from ebbtide.errors import EbbtideError, EbbtideWarning, PhaseError, SettingError
 from ebbtide.torch import _places
 from ebbtide.torch._hooks import left_alone
@@ -136,9 +136,10 @@ class Step:
             counted[why] += 1
             self._session._left_alone(name, why)
         elif self._watcher is not None and self._session.is_planned(name):
-            self._watcher.enter(name, inputs)
+            numbered = self._numbered(name)
+            self._watcher.enter(layer, numbered, inputs)
             call.number = self._watcher.layer
-            self._swap(call, self._numbered(name), self._watcher)
+            self._swap(call, numbered, self._watcher)
         elif self._session.policy[name] == "swap":
             self._swap(call, self._numbered(name))
         elif self._session.policy[name] == "keep" and self._before is not None:
@@ -156,7 +157,7 @@ class Step:
         self._session._places.mark(_places.HEAD)
         self._watch_gradient(call, name, output)
         if self._watcher is not None and call.number >= 0:
-            self._watcher.leave(call.region.group if call.region else None, output)
+            self._watcher.leave(layer, call.region.group if call.region else None, output)
         else:
             self._offload(call)
 
@@ -169,14 +170,15 @@ class Step:
 
     def _swap(self, call: _Call, name: str, watcher: Watcher | None = None) -> None:
         settings = self._session._settings
-        decide = settings.decide
+        decide, min_bytes = settings.decide, settings.min_bytes
         if watcher is not None:
-            decide = watcher.saves if decide is None else _both(decide, watcher.saves)
+            decide = _watched(watcher, settings)
+            min_bytes = 0 if watcher.records else min_bytes  # what is too small is counted, once
         call.region = Region(self._session._source.hub, name, self.number)
         call.packer = _native.Packer(
             find=call.region.open,
             keep=self._keep,
-            min_bytes=settings.min_bytes,
+            min_bytes=min_bytes,
             decide=decide,
         )
         call.hooks = push_hooks(call.packer)
@@ -270,8 +272,17 @@ class BackwardRow:
         self._mark = 0
 
 
-def _both(first: Predicate, second: Predicate) -> Predicate:
-    return lambda tensor: first(tensor) and second(tensor)
+def _watched(watcher: Watcher, settings: Settings) -> Predicate:
+    """Asks whether a tensor may leave, and then the plan; who records a step is told of what may not."""
+
+    def decide(tensor: torch.Tensor) -> bool:
+        may = tensor.nbytes >= settings.min_bytes and (settings.decide is None or settings.decide(tensor))
+        if may:
+            return watcher.saves(tensor)
+        watcher.stays(tensor)
+        return False
+
+    return decide
 
 
 def wait_offload(group: _native.Group | None) -> None:
