@@ -12,7 +12,8 @@ for x in data:
 
 from ebbtide._policy import CheckpointPolicy
 from ebbtide._stats import reset, shrink, stats, synchronize
+from ebbtide._verify import Verified
 from ebbtide.mindspore._session import Session, session
 from ebbtide.mindspore._step import Step
 
-__all__ = ["CheckpointPolicy", "Session", "Step", "reset", "session", "shrink", "stats", "synchronize"]
+__all__ = ["CheckpointPolicy", "Session", "Step", "Verified", "reset", "session", "shrink", "stats", "synchronize"]
