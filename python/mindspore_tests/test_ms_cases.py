@@ -366,6 +366,7 @@ def test_c21_a_spill_folder_that_vanishes(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.filterwarnings("ignore:a copy failed while a step was given up")
 def test_c21_a_full_disk(tmp_path: Path) -> None:
     """Files of this process may not grow: the same as a disk without room, to who writes."""
     model = made(SMALL)

@@ -66,6 +66,11 @@ def test_m4_most_of_what_layers_save_is_away_at_the_end_of_forward() -> None:
         growth(s, model, size)
         assert s._tally.peak <= 0.4 * kept
         assert_clean(s)
+    for prefetch in (0, 1):
+        with ebbtide.mindspore.session(model, min_bytes=0, prefetch=prefetch) as s:
+            _, counted = growth(s, model, size)
+            assert counted <= 0.2 * kept, "the last layer stays, all others have left"
+            assert_clean(s)
 
 
 # ---- verify

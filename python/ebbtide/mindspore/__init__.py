@@ -13,6 +13,7 @@ for x in data:
 from ebbtide._defaults import configure
 from ebbtide._policy import CheckpointPolicy
 from ebbtide._stats import reset, shrink, stats, synchronize
+from ebbtide._verify import Verified
 from ebbtide.mindspore._checkpoint import CheckpointWrapper, checkpoint, checkpoint_wrapper
 from ebbtide.mindspore._cover import ActivationWrapper, unwrap_cell
 from ebbtide.mindspore._manager import SwapManager
@@ -37,6 +38,7 @@ __all__ = [
     "SwapManager",
     "SwapTensor",
     "SwapWrapper",
+    "Verified",
     "async_save_on_cpu",
     "base_check_fn",
     "checkpoint",

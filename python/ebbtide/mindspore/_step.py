@@ -1,9 +1,9 @@
 """One step: what the layers of a session save between `with s.step():` and its end.
 
 A layer's forward is a region of its own (`_region`). When it ends the group's offload is started, then the offload
-of the layer before is waited for, so at most two layers' activations are in memory. Backward needs nothing from
-here: an unpack brings a group home and starts loading the next one. Under a plan, or while one is made, a
-`_plan.Follower` says what leaves, and when what comes back.
+of the layer before is waited for, so at most two layers' activations are in memory; a layer that stays waits, too.
+Backward needs nothing from here: an unpack brings a group home and starts loading the next one. Under a plan, or
+while one is made, a `_plan.Follower` says what leaves, and when what comes back.
 
 Access: a step belongs to the thread of its session. It is entered once.
 """
@@ -119,7 +119,9 @@ class Step:
             return self._followed(self._follower, name, inner, args, kwargs)
         word: Word = "keep" if self._keeps_all else session.policy[name]
         if word == "keep" and not self._keeps_all and (self._before is None or not session._prefetch):
-            return inner(*args, **kwargs)
+            output = inner(*args, **kwargs)
+            wait_offload(self._before)
+            return output
         if word == "recompute":
             inner = functools.partial(recomputed, name, inner)
         # The backward of a layer that stays comes before that of the layer before.
@@ -131,7 +133,9 @@ class Step:
             before, self._before = self._before, region.group
             assert region.group is not None
             region.group.start_offload()
-            wait_offload(before)
+        else:
+            before = self._before
+        wait_offload(before)
         return output
 
     def _followed(

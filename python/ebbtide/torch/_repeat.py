@@ -24,7 +24,7 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _attributes(module: nn.Module) -> list[tuple[str, object]]:
-    found = []
+    found: list[tuple[str, object]] = []
     for name, value in vars(module).items():
         if isinstance(value, PLAIN):
             found.append((name, repr(value)))
