@@ -24,9 +24,9 @@ class Settings:
 
 
 def check_numbers(**numbers: object) -> None:
-    """Refuses what is no whole number from 0 to `MOST`; host_bytes may be None."""
+    """Refuses what is no whole number from 0 to `MOST`; host_bytes and prefetch may be None."""
     for name, value in numbers.items():
-        if value is None and name == "host_bytes":
+        if value is None and name in ("host_bytes", "prefetch"):
             continue
         if not isinstance(value, int) or isinstance(value, bool):
             raise SettingError(f"{name}={value!r} is a {type(value).__name__}", f"{name} takes a whole number")

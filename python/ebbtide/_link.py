@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ebbtide import _native
+from ebbtide.errors import CopyError, NoRoomError
 
 BYTES = 16 << 20
 ROUNDS = 3
@@ -29,12 +30,17 @@ class Link:
         return any(abs(a - b) > share * max(a, b) for a, b in pairs)
 
 
+GUESS = Link(1 << 29, 1 << 29, 200_000)  # an ordinary disk
+
+
 def measure(open_hub: Callable[[], _native.Hub], fill: Fill, settle: Callable[[], None]) -> Link:
     """Moves a block of 16 MiB out and in three times, and one of 4 KiB."""
     hub = open_hub()
     try:
         large = [_round(hub, fill, settle, BYTES) for _ in range(ROUNDS)]
         small = [_round(hub, fill, settle, 4096) for _ in range(ROUNDS)]
+    except (NoRoomError, CopyError, MemoryError):
+        return GUESS  # a tier without room for this may have room for a step, and late steps measure again
     finally:
         hub.close()
     out, back = (statistics.median(times) for times in zip(*large, strict=True))

@@ -409,7 +409,8 @@ def check_memory(memory: object) -> int | str:
     if isinstance(memory, str):
         _native.check_budget(memory)
     elif not 0 < memory <= MOST:
-        raise SettingError(f"memory={memory} is no size in bytes", "give the bytes that a step may use")
+        why = "leaves nothing" if memory <= 0 else f"is more than {MOST}"
+        raise SettingError(f"memory={memory} {why}", "give the bytes that a step may use")
     return memory
 
 

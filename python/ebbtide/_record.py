@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+CALLED_WITH = "it is called with a tensor that its backward does not need"
 Waited = Callable[[], float]  # milliseconds that the training thread has waited so far
 
 
@@ -54,7 +55,8 @@ class Recorder:
     def __init__(self, waited: Waited, settle: Callable[[], None]) -> None:
         self.layers: list[Record] = []
         self.is_complete = False  # backward has been through the first layer that saved anything
-        self.beside: dict[int, int] = {}  # bytes of storages that are there whatever the plan
+        self._beside: dict[int, int] = {}  # bytes of storages that are saved and never move
+        self._lent: dict[int, tuple[int, set[int]]] = {}  # bytes of inputs without gradients, and whose they are
         self.fixed_ns = 0  # outside of layers
         self._waited = waited
         self._settle = settle  # until the device has done what was queued
@@ -83,7 +85,11 @@ class Recorder:
     def stays(self, key: int, count: int) -> None:
         """A storage of so many bytes is there and never moves."""
         if key:
-            self.beside[key] = count
+            self._beside[key] = count
+
+    def lent(self, number: int, count: int) -> None:
+        """The layer that runs was called with this, which needs no gradient and which it does not save."""
+        self._lent.setdefault(number, (count, set()))[1].add(len(self.layers) - 1)
 
     def cannot_again(self, why: str) -> None:
         """The layer that runs, or ran last, can't be run a second time."""
@@ -126,9 +132,19 @@ class Recorder:
     # ---- what it comes to
 
     def beside_bytes(self) -> int:
-        """Bytes of storages that are there whatever the plan, and that no layer saves."""
+        """Bytes of storages that are there whatever the plan, and that no layer saves.
+
+        What several layers are called with (a mask, a table) counts as such. What only one is called with may go
+        when it has run, unless it is to run again, so that is not planned.
+        """
         saved = {key for record in self.layers for key in record.saved}
-        return sum(count for key, count in self.beside.items() if key not in saved)
+        total = sum(count for key, count in self._beside.items() if key not in saved)
+        for count, layers in self._lent.values():
+            if len(layers) > 1:
+                total += count
+            elif self.layers[min(layers)].saved:
+                self.layers[min(layers)].why_not = CALLED_WITH
+        return total
 
     def grow(self, known: dict[tuple[str, str], int]) -> None:
         """Storages are as large as they ever were in a recorded step, of which `known` keeps the most."""

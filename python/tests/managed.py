@@ -46,9 +46,16 @@ def managed(session: ebbtide.torch.Session, model: torch.nn.Module) -> Iterator[
         meter.look()
         return leaves
 
+    stays = _plan.Watcher.stays
+
+    def left_out(self: _plan.Watcher, tensor: torch.Tensor) -> None:
+        stays(self, tensor)
+        meter.keeps(tensor)
+        meter.look()
+
     handles = [module.register_forward_hook(meter.look) for module in model.modules()]
     handles += [module.register_full_backward_hook(meter.look) for module in model.modules()]
-    with mock.patch.object(_plan.Watcher, "saves", watched):
+    with mock.patch.object(_plan.Watcher, "saves", watched), mock.patch.object(_plan.Watcher, "stays", left_out):
         try:
             yield meter
         finally:

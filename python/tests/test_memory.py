@@ -57,12 +57,13 @@ def test_m12_the_first_steps_need_no_more_than_one_layer() -> None:
     model = gpt(layers=6)
     with ebbtide.torch.session(model, memory="100%", min_bytes=0) as s:
         expected = plain(model)
-        for _ in range(RECORDED):
-            assert s.plan() is None or s.plan()
-            assert_same(expected, stepped(s, model))
+        with managed(s, model) as meter:
+            for _ in range(RECORDED):
+                assert_same(expected, stepped(s, model))
+        stepped(s, model)
         assert s._planner is not None and s._planner.trace is not None
         base, least, most, _ = s._planner.trace.range()
-        assert base < least < most
+        assert base + meter.peak <= least < most
 
 
 def edited(s: ebbtide.torch.Session, file: Path, changes: dict[int, dict[str, Any]], memory: int = 1 << 30) -> Path:
@@ -319,7 +320,7 @@ def test_backward_that_never_comes_records_nothing() -> None:
             with s.step():
                 loss_of(model)
         assert s.plan() is None
-        assert "no backward went through all layers" in s.report()
+        assert "no backward came to the first layer" in s.report()
         for _ in range(RECORDED + 1):
             assert_same(plain(model), stepped(s, model))
         assert s.plan() is not None

@@ -152,16 +152,12 @@ impl Trace {
 
 /// A budget as a user writes it.
 fn budget(memory: &str, range: impl FnOnce() -> ebbtide_plan::Range) -> PyResult<u64> {
-    if let Some(percent) = memory.trim().strip_suffix('%') {
-        let number = percent.trim().parse::<f64>().ok();
-        let number = number.filter(|number| (0.0..=1000.0).contains(number));
-        let number = number.ok_or_else(|| {
-            setting(&format!("memory={memory:?} is no share"), "from \"0%\" on, as \"40%\"")
-        })?;
-        return Ok(range().percent(number));
-    }
     let hint = "memory takes bytes, or a text as \"1.5GiB\" or \"40%\"";
-    size::parse(memory).map_err(|error| setting(&format!("memory={memory:?}: {error}"), hint))
+    match MemoryBudget::parse(memory) {
+        Ok(MemoryBudget::Bytes(bytes)) => Ok(bytes),
+        Ok(MemoryBudget::Percent(percent)) => Ok(range().percent(percent)),
+        Err(error) => Err(setting(&format!("memory={memory:?}: {error}"), hint)),
+    }
 }
 
 /// Checks a budget before there is a trace.

@@ -3,7 +3,9 @@
 **What is counted**: tensors that layers save, parameters, buffers, and a gradient for each trainable parameter. Not
 counted is the optimizer's state: leave room for it.
 
-A layer with an `nn.Dropout` that is active is never recomputed: it would draw other numbers. The backward of a layer
+A layer with an `nn.Dropout` that is active is never recomputed, since it would draw other numbers, nor one with a
+batch norm in training, which would update its statistics twice, nor one that is called with a tensor that its backward
+does not need. The backward of a layer
 begins when the first tensor that it saved is asked for.
 """
 
@@ -24,6 +26,8 @@ from ebbtide.mindspore._views import look
 
 # These keep the state of their random numbers inside of an operation, where nothing can put it back.
 DRAWING = tuple(getattr(nn, name) for name in ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d") if hasattr(nn, name))
+# These change parameters of their own in every forward.
+COUNTING = tuple(getattr(nn, name) for name in dir(nn) if "BatchNorm" in name and isinstance(getattr(nn, name), type))
 
 
 def static_bytes(cell: nn.Cell) -> int:
@@ -54,7 +58,12 @@ def _share(dropout: Any) -> float:
 
 
 def _why_not(cell: nn.Cell, name: str) -> str | None:
-    return "it draws random numbers (nn.Dropout)" if draws(cell.get_sub_cell(name)) else None
+    layer = cell.get_sub_cell(name)
+    if draws(layer):
+        return "it draws random numbers (nn.Dropout)"
+    if any(isinstance(each, COUNTING) and each.training for each in _cells(layer)):
+        return "it updates running statistics (nn.BatchNorm)"
+    return None
 
 
 def _measure(open_hub: OpenHub, _: nn.Cell) -> _link.Link:

@@ -67,7 +67,7 @@ def session(
     exclude: Selection | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
     host_bytes: int | None = None,
-    prefetch: int = 1,
+    prefetch: int | None = None,
     checksums: bool = False,
 ) -> Session:
     """Opens a session: what the layers of `cell` save is swapped, recomputed or kept in `with s.step():`.
@@ -92,7 +92,7 @@ def session(
         exclude: The same for what is kept.
         spill_dir: Folder of the spill file; None: the system's temporary folder.
         host_bytes: The most bytes of host memory to use; None: what the machine can spare.
-        prefetch: How many groups are loaded ahead of backward.
+        prefetch: How many groups are loaded ahead of backward; None: 1. Not beside `memory` and `plan`.
         checksums: Nothing moves; what layers save is compared by its bytes when backward reads it. Finds changes in
             place that MindSpore doesn't count, such as assignments to elements.
 
@@ -121,15 +121,18 @@ def session(
     found = _layers.plan(KIND, cell, "swap" if policy is None else policy, named, included, excluded)
     if planned:  # the last one may be swapped, too
         found = _layers.plan(KIND, cell, {layer.name: "swap" for layer in found}, named, included, excluded)
-        prefetch = 0  # the plan says when
+        if prefetch is not None:
+            hint = "leave it out: the plan says when to load"
+            raise SettingError(f"prefetch={prefetch} was given beside memory= or plan=", hint)
     _alone.refuse_jit(cell, [(layer.name, layer.module) for layer in found])
     spill = folder(spill_dir)
-    source = _stats.open_source(tier=tier, spill_dir=spill, host_bytes=host_bytes, prefetch=prefetch)
+    ahead = 0 if planned else 1 if prefetch is None else prefetch
+    source = _stats.open_source(tier=tier, spill_dir=spill, host_bytes=host_bytes, prefetch=ahead)
     try:
         settings = Settings(min_bytes, deciding(asked, refused))
         another = functools.partial(_native.Hub, tier=tier, spill_dir=spill, host_bytes=host_bytes)
         planner = Planner(FRAMEWORK, source.hub, another, budget, text) if planned else None
-        return Session(cell, found, source, settings, planner, prefetch=prefetch, checksums=checksums)
+        return Session(cell, found, source, settings, planner, prefetch=ahead, checksums=checksums)
     except BaseException:
         _stats.retire(source, close=True)
         raise

@@ -21,6 +21,7 @@ import mindspore as ms
 from ebbtide import _native
 from ebbtide._layers import Word
 from ebbtide._plan import Planned, Recorded
+from ebbtide._record import CALLED_WITH
 from ebbtide.errors import PhaseError, SettingError
 from ebbtide.mindspore import _alone
 from ebbtide.mindspore._bits import fingerprint
@@ -156,6 +157,8 @@ class Step:
         follower.ends()
         region.close()
         self._session._source.counted["tensors_kept"] += region.kept
+        if isinstance(follower, Recorded):
+            look_at(follower, (args, kwargs))
         follower.leave(region.group if leaves(region) else None, *returned(output))
         return output
 
@@ -198,6 +201,20 @@ class Step:
             began=backward,
             tally=tally,
         )
+
+
+def look_at(recorded: Recorded, inputs: object) -> None:
+    """What running the layer again would need besides: what it is called with and does not save."""
+    record = recorded.recorder.layers[-1]
+    for tensor in tensors(inputs):
+        storage = tensor.untyped_storage()
+        key = int(storage.data_ptr())
+        if not key or key in record.saved or key == record.reads or tensor.param_info is not None:
+            continue
+        if tensor._requires_grad:
+            recorded.cannot_again(CALLED_WITH)
+        else:
+            recorded.recorder.lent(key, int(storage.nbytes()))
 
 
 def recomputed(name: str, inner: Construct, *args: Any, **kwargs: Any) -> Any:

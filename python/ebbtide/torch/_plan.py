@@ -11,13 +11,16 @@ Access: a `Watcher` belongs to one step; in backward autograd's threads call it,
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ebbtide import _native
 from ebbtide._plan import Framework, Planned, Recorded
+from ebbtide._record import CALLED_WITH
 from ebbtide.torch import _link
 from ebbtide.torch._places import Meter
 from ebbtide.torch._record import key_of, keys_of, returned, tensors
@@ -32,6 +35,8 @@ class Watcher:
         self._task = -1
         self._inputs: list[torch.Tensor] = []
         self._state: object = None
+        self._numbers: dict[int, tuple[int, StorageWeakRef]] = {}
+        self._count = itertools.count()
         self.records = isinstance(follower, Recorded)
 
     @property
@@ -71,9 +76,17 @@ class Watcher:
             if key in record.saved or key == record.reads:
                 continue
             if tensor.requires_grad:  # the layer before may let go of it, but not if this one is to be run again
-                recorded.cannot_again("it is called with a tensor that its backward does not need")
+                recorded.cannot_again(CALLED_WITH)
             else:
-                self.stays(tensor)
+                recorded.recorder.lent(self._number_of(tensor), tensor.untyped_storage().nbytes())
+
+    def _number_of(self, tensor: torch.Tensor) -> int:
+        """Of a storage, other than that of one that was at its address before."""
+        key = key_of(tensor)
+        known = self._numbers.get(key)
+        if known is None or known[1].expired():
+            known = self._numbers[key] = (next(self._count), StorageWeakRef(tensor.untyped_storage()))
+        return known[0]
 
     def reaches(self, layer: int) -> None:
         """The gradient of this layer's output has come: its backward is next."""

@@ -68,7 +68,7 @@ def session(
     exclude: Selection | None = None,
     spill_dir: str | os.PathLike[str] | None = None,
     host_bytes: int | None = None,
-    prefetch: int = 1,
+    prefetch: int | None = None,
     timeline: bool = False,
 ) -> Session:
     """Opens a session: what the layers of `model` save is swapped, recomputed or kept in `with s.step():`.
@@ -98,7 +98,7 @@ def session(
         spill_dir: Folder of the spill file, with room for all that backward needs; None: the system's temporary
             folder.
         host_bytes: The most bytes of host memory to use; None: what the machine can spare.
-        prefetch: How many groups are loaded ahead of backward.
+        prefetch: How many groups are loaded ahead of backward; None: 1. Not beside `memory` and `plan`.
         timeline: Whether to record what is copied when, and which layer runs, for `Session.timeline`.
 
     Returns:
@@ -128,9 +128,12 @@ def session(
     found = _layers.plan(KIND, model, "swap" if policy is None else policy, named, included, excluded)
     if planned:  # the last one may be swapped, too
         found = _layers.plan(KIND, model, {layer.name: "swap" for layer in found}, named, included, excluded)
-        prefetch = 0  # the plan says when
+        if prefetch is not None:
+            hint = "leave it out: the plan says when to load"
+            raise SettingError(f"prefetch={prefetch} was given beside memory= or plan=", hint)
     spill = folder(spill_dir)
-    source = _stats.open_source(tier=tier, spill_dir=spill, host_bytes=host_bytes, prefetch=prefetch, timeline=timeline)
+    ahead = 0 if planned else 1 if prefetch is None else prefetch
+    source = _stats.open_source(tier=tier, spill_dir=spill, host_bytes=host_bytes, prefetch=ahead, timeline=timeline)
     try:
         settings = Settings(min_bytes, deciding(asked, refused))
         another = functools.partial(_native.Hub, tier=tier, spill_dir=spill, host_bytes=host_bytes)

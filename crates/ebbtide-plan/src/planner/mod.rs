@@ -69,7 +69,13 @@ pub struct Planned {
 /// How many plays the exact search may take: about half a minute for a dozen layers, and what it
 /// takes to come to an end up to eight.
 fn plays_of_exact(model: &Model) -> u64 {
-    if model.layers.len() <= 8 { 60_000_000 } else { 10_000_000 }
+    // A play, and what is computed between two, takes as long as there are layers and storages.
+    let storages: usize = model.layers.iter().map(|layer| layer.storages.len()).sum();
+    match model.layers.len() {
+        0..=8 => 60_000_000,
+        9..=12 => 10_000_000,
+        layers => (10_000_000 * 48 * 12 / (storages.max(48) * layers) as u64 / 12).max(1000),
+    }
 }
 
 /// Finds the fastest plan of a model that fits a budget in bytes. The same input gives the same
