@@ -157,13 +157,13 @@ fn c17_policies_that_can_not_be_followed() {
 
 #[test]
 fn c17_budgets_and_rates_that_mean_nothing() {
-    assert_snapshot!(refused_training(&["--memory", "0%"]), @r"
-    error: --memory 0%: the part is no number above zero
-    hint: write it like 40%, or give a size such as 700MiB
+    assert_snapshot!(refused_training(&["--memory", "101%"]), @r"
+    error: memory `101%`: plain training needs no more than 100%
+    hint: write it like 40%, 512MiB or 1.5GiB
     ");
     assert_snapshot!(refused_training(&["--memory", "lots"]), @r"
     error: size `lots`: it does not start with a number
-    hint: write it like 512MiB or 1.5GiB
+    hint: write it like 40%, 512MiB or 1.5GiB
     ");
     assert_snapshot!(refused_training(&["--throttle-gbps", "1"]), @r"
     error: --throttle-gbps 1: it is not two rates of at least 0.001

@@ -8,7 +8,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ebbtide_core::gate::{Gate, Load};
-use ebbtide_core::{Op, Phase, size};
+use ebbtide_core::{MemoryBudget, Op, Phase};
 use ebbtide_plan::trace::{LayerRecord, LinkRecord, StorageRecord, TierRecord, TraceBuilder};
 use ebbtide_plan::{Model, PlanFile, Planned, Pure, Solver, predict, range};
 use pyo3::prelude::*;
