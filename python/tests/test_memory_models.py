@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +59,20 @@ class Counting(Mlp):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         return super().forward(x) / self.calls
+
+
+class Rolling(Mlp):
+    """Draws from Python's generator."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * random.random()
+
+
+class Dropping(Mlp):
+    """Draws from torch's generator, which is put back."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(super().forward(x), 0.2)
 
 
 class Stack(nn.Module):
@@ -134,6 +149,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "batch norm": lambda: Stack(Normed),
     "own generator": lambda: Stack(Drawing),
     "counts": lambda: Stack(Counting),
+    "python's generator": lambda: Stack(Rolling),
+    "dropout": lambda: Stack(Dropping),
     "other inputs": Added,
     "called twice": lambda: Shared(Mlp),
     "frozen": Frozen,
@@ -150,6 +167,7 @@ def train(model: nn.Module, kind: str, step_of: Callable[[], Any] | None) -> lis
     found = []
     for step in range(STEPS):
         torch.manual_seed(step)
+        random.seed(step)
         x = torch.randn(rows(step, kind), 32)
         if step_of is None:
             loss = model(x).square().mean()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import sys
+
 import torch
 from torch import nn
 
@@ -9,11 +12,15 @@ PLAIN = (int, float, complex, str, bytes, bool, type(None))
 
 
 def state_of(module: nn.Module) -> object:
-    """What a forward must leave as it is: versions of buffers, generators, plain attributes.
+    """What a forward must leave as it is: versions of buffers, generators but torch's global one, plain attributes.
 
-    Equal before and after a forward that changes nothing. What a forward changes elsewhere is not seen.
+    Equal before and after a forward that changes nothing. What a forward changes elsewhere is not seen. Torch's
+    global generators are put back when a layer runs again, so they may change.
     """
+    numpy = sys.modules.get("numpy")
     return [
+        random.getstate(),
+        repr(numpy.random.get_state()) if numpy is not None else None,
         *((name, id(buffer), _version(buffer)) for name, buffer in module.named_buffers()),
         *((name, _attributes(below)) for name, below in module.named_modules()),
     ]
