@@ -22,6 +22,14 @@ pub(crate) struct Trace {
     model: Model,
 }
 
+/// An error with its hint.
+macro_rules! refused {
+    ($what:expr, $error:expr) => {{
+        let hint = $error.hint().to_string();
+        setting(&format!("{}: {}", $what, $error), &hint)
+    }};
+}
+
 /// Collects a `Trace`.
 #[pyclass(frozen, module = "ebbtide._native")]
 pub(crate) struct Recording(Mutex<TraceBuilder>);
@@ -92,7 +100,7 @@ impl Recording {
     /// Raises `SettingError` if what was recorded makes no sense.
     fn finish(&self) -> PyResult<Trace> {
         let trace = locked(&self.0).clone().build();
-        trace.map(Trace::of).map_err(|error| refused("the recorded step can't be planned", &error))
+        trace.map(Trace::of).map_err(|error| refused!("the recorded step can't be planned", error))
     }
 }
 
@@ -106,10 +114,6 @@ fn record((name, bytes, kind): (String, u64, String)) -> PyResult<StorageRecord>
             return Err(setting(&format!("{kind:?} is no kind of storage"), "see Recording.layer"));
         }
     })
-}
-
-fn refused(what: &str, error: &dyn std::error::Error) -> PyErr {
-    setting(&format!("{what}: {error}"), "record a new trace, or plan anew")
 }
 
 impl Trace {
@@ -126,7 +130,7 @@ impl Trace {
     #[staticmethod]
     fn parse(text: &str) -> PyResult<Self> {
         let trace = ebbtide_plan::Trace::parse(text);
-        trace.map(Self::of).map_err(|error| refused("this is no trace", &error))
+        trace.map(Self::of).map_err(|error| refused!("this is no trace", error))
     }
 
     /// The text of its file.
@@ -174,7 +178,7 @@ pub(crate) fn check_budget(memory: &str) -> PyResult<()> {
 /// Raises `SettingError` if it is none.
 #[pyfunction]
 pub(crate) fn check_plan(text: &str) -> PyResult<()> {
-    PlanFile::parse(text).map(drop).map_err(|error| refused("this is no plan", &error))
+    PlanFile::parse(text).map(drop).map_err(|error| refused!("this is no plan", error))
 }
 
 /// What is done with each layer and each storage of a trace. `ebbtide.plan` 1.
@@ -222,12 +226,12 @@ impl Plan {
     /// Raises `SettingError` if it is none, or does not fit.
     #[staticmethod]
     fn parse(trace: &Trace, text: &str) -> PyResult<Self> {
-        let file = PlanFile::parse(text).map_err(|error| refused("this is no plan", &error))?;
+        let file = PlanFile::parse(text).map_err(|error| refused!("this is no plan", error))?;
         let what = "the plan that was given is refused";
-        let plan = file.plan(&trace.model).map_err(|error| refused(what, &error))?;
+        let plan = file.plan(&trace.model).map_err(|error| refused!(what, error))?;
         let budget = file.memory_bytes();
         let prediction =
-            predict(&trace.model, &plan, budget).map_err(|error| refused(what, &error))?;
+            predict(&trace.model, &plan, budget).map_err(|error| refused!(what, error))?;
         let (bound_ns, proven, plays) = (0, false, 0);
         Ok(Self::of(trace, Planned { plan, prediction, budget, plays, bound_ns, proven }))
     }

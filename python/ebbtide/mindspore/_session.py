@@ -118,8 +118,9 @@ def session(
     budget = None if memory is None else check_memory(memory)
     text = None if plan is None else plan_text(plan)
     planned = budget is not None or text is not None
-    found = _layers.plan(KIND, cell, "swap" if policy is None else policy, named, included, excluded)
-    if planned:  # the last one may be swapped, too
+    word: _layers.Word = "keep" if planned else "swap"  # a plan decides, also on the last one
+    found = _layers.plan(KIND, cell, word if policy is None else policy, named, included, excluded)
+    if planned:
         found = _layers.plan(KIND, cell, {layer.name: "swap" for layer in found}, named, included, excluded)
         if prefetch is not None:
             hint = "leave it out: the plan says when to load"
