@@ -149,7 +149,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"memory": "40%", "policy": "swap"}, "they exclude each other"),
     ({"memory": "40%", "plan": "p.json"}, "they exclude each other"),
     ({"memory": "much"}, 'memory="much": size `much`: it does not start with a number'),
-    ({"memory": "-3%"}, "no share"),
+    ({"memory": "-3%"}, "no number before the %"),
     ({"memory": 0}, "leaves nothing"),
     ({"memory": 1.5}, "is a float"),
     ({"memory": True}, "is a bool"),

@@ -238,7 +238,8 @@ def test_what_is_left_out_counts() -> None:
         assert s.plan() is not None
 
 
-def test_plans_that_alternate_settle() -> None:
+def test_plans_that_alternate_settle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ebbtide._plan.LATE", 1000)  # a busy machine makes steps late, which is another reason
     torch.manual_seed(0)
     model = Stack(Mlp)
     with ebbtide.torch.session(model, memory="60%", min_bytes=0) as s:
