@@ -9,7 +9,7 @@ import mindspore as ms
 import numpy as np
 from hand import WIDTH, bits, fresh
 from mindspore import Tensor, mint, nn
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 
 def array(*shape: int, seed: int = 0) -> Tensor:

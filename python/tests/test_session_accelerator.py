@@ -69,7 +69,9 @@ def test_m12_budgets_on_a_device(memory: str) -> None:
             assert_same(stepped(s, model, run), expected)
         plan = s.plan()
         assert plan is not None
-        assert (sum(bool(layer["swap"]) for layer in plan["layers"]) > 0) == (memory != "100%")
+        # Which of the two, times decide.
+        done = [layer for layer in plan["layers"] if layer["swap"] or layer["recompute"]]
+        assert bool(done) == (memory != "100%")
         gc.collect()
         assert s.stats()["active_groups"] == 0
 

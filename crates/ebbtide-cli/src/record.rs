@@ -16,7 +16,7 @@ const STEPS: u64 = 3;
 /// The model can't be made or trained, or its spill file can't be used.
 pub(crate) fn record(model: ModelArgs, mut memory: MemoryArgs) -> Result<Trace, Failure> {
     // So much that the plan which ends the tracing always fits.
-    (memory.memory, memory.policy, memory.plan) = (Some("1000%".to_owned()), None, None);
+    (memory.memory, memory.policy, memory.plan) = (Some("1TiB".to_owned()), None, None);
     let training = TrainingArgs { steps: STEPS, ..TrainingArgs::default() };
     let output = OutputArgs::default();
     let plan = check::plan(TrainArgs { model, training, memory, output })?;

@@ -14,6 +14,10 @@ from ebbtide.errors import EbbtideError, SettingError
 
 _INSTEAD = "run the cell in PyNative mode (ms.set_context(mode=ms.PYNATIVE_MODE)) without @ms.jit, or have the graph "
 _INSTEAD += "compiler recompute: cell.recompute()"
+# Where functions are that run what users write while MindSpore records.
+_RECORDING = frozenset(
+    {"mindspore.ops.composite.base", "mindspore.graph.api", "mindspore.nn.cell", "mindspore.common.api"}
+)
 _PARSER = "Parse Resolve convert failed"
 
 
@@ -25,6 +29,16 @@ def executor() -> Any:
 def is_recorded() -> bool:
     """Whether MindSpore records operations for a backward now."""
     return bool(executor().requires_grad())
+
+
+def within_call() -> bool:
+    """Whether a call of MindSpore's is among the callers that may be recording on purpose: a gradient's, a cell's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__") in _RECORDING:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def recover() -> None:
@@ -93,6 +107,20 @@ def refuse_jit(cell: nn.Cell, layers: Iterable[tuple[str, nn.Cell]]) -> None:
                 f"the construct of {name} ({type(each).__name__}) is compiled by @ms.jit: hooks see nothing of what a "
                 "compiled graph saves",
                 _INSTEAD,
+            )
+
+
+def refuse_recomputed(layers: Iterable[tuple[str, nn.Cell]]) -> None:
+    """Refuses layers that MindSpore is to recompute: it has kept their construct, and would never call a session's.
+
+    Raises:
+        SettingError: One of them is.
+    """
+    for name, each in layers:
+        if getattr(each, "_recompute_cell", None) is not None:
+            raise SettingError(
+                f"{name} was told to recompute by cell.recompute(), and is left to that",
+                f'take cell.recompute() away and say policy={{{name!r}: "recompute"}}, or leave the layer out',
             )
 
 

@@ -42,6 +42,15 @@ class _Surrounded:
         self._around = around
         self.__signature__ = inspect.signature(cell.construct)
 
+    def __getattr__(self, name: str) -> Any:
+        # What MindSpore looks up on a construct: its code, its defaults, its name.
+        if name.startswith("_cell") or name in ("__deepcopy__", "__wrapped__"):
+            raise AttributeError(name)
+        cell = self._cell()
+        if cell is None:
+            raise AttributeError(name)
+        return getattr(_construct_of(cell), name)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         cell = self._cell()
         assert cell is not None  # it is being called
@@ -57,7 +66,8 @@ class _Surrounded:
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Construct:
-        return _construct_of(memo[id(self._cell())])
+        cell = self._cell()
+        return _construct_of(memo.get(id(cell), cell))
 
     def __reduce__(self) -> tuple[Callable[[nn.Cell], Construct], tuple[nn.Cell | None]]:
         return _construct_of, (self._cell(),)

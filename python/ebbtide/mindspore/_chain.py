@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mindspore import Tensor, nn
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from ebbtide._chain import End, Hook, Layer, Layers
 from ebbtide._manager import Manager

@@ -57,6 +57,7 @@ _METHODS = (
     "add_flags",
     "add_flags_recursive",
     "extend_repr",
+    "recompute",
     "get_extra_state",
     "get_flags",
     "init_parameters_data",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mindspore import Tensor
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from ebbtide import _defaults
 from ebbtide._trees import leaves, same_tree

@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 
 import mindspore as ms
 from mindspore import Tensor
-from mindspore.common.api import _pynative_executor
+from mindspore.graph.api import _pynative_executor
 
 from ebbtide import _native
 from ebbtide.errors import ChangedError, EbbtideError, PhaseError
@@ -73,7 +73,8 @@ class Saved:
     def stay(self, tally: Tally | None = None) -> None:
         """Holds the tensor without its graph, which would hold this."""
         assert self.tensor is not None
-        self.tensor = alias(self.tensor)
+        if self.bits is None:  # else the tensor itself is looked at: an assignment may give it other memory
+            self.tensor = alias(self.tensor)
         _staying.add(self)
         if tally is not None:
             storage = self.tensor.untyped_storage()

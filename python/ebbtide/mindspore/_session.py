@@ -46,6 +46,7 @@ from ebbtide._verify import Verified
 from ebbtide.errors import EbbtideWarning, PhaseError, SettingError
 from ebbtide.mindspore import _alone
 from ebbtide.mindspore._cells import KIND, Around, Construct, surround
+from ebbtide.mindspore._passes import Pass, running
 from ebbtide.mindspore._plan import FRAMEWORK
 from ebbtide.mindspore._step import Step
 from ebbtide.mindspore._tally import Tally
@@ -126,6 +127,7 @@ def session(
             hint = "leave it out: the plan says when to load"
             raise SettingError(f"prefetch={prefetch} was given beside memory= or plan=", hint)
     _alone.refuse_jit(cell, [(layer.name, layer.module) for layer in found])
+    _alone.refuse_recomputed([(layer.name, layer.module) for layer in found])
     spill = folder(spill_dir)
     ahead = 0 if planned else 1 if prefetch is None else prefetch
     source = _stats.open_source(tier=tier, spill_dir=spill, host_bytes=host_bytes, prefetch=ahead)
@@ -171,6 +173,7 @@ class Session:
         self._thread_name = threading.current_thread().name
         self._running: Step | None = None
         self._in_flight: list[Step] = []  # steps whose backward may still come
+        self._pass: weakref.ref[Pass] | None = None  # the call that takes their gradients
         self._steps = 0
         self._entered = False
         self._told_of_checkpoint = False
@@ -248,9 +251,12 @@ class Session:
 
     def _begin(self, step: Step) -> tuple[int, nn.Cell]:
         cell = self._check_usable("a step")
-        step.is_whole = not _alone.is_recorded()
+        step.is_whole = not (_alone.is_recorded() and _alone.within_call())
         if step.is_whole:
+            _alone.recover()  # from an exception outside of any step
             self._settle()
+        else:
+            self._settle_after(running())
         self._steps += 1
         self._running = step
         return self._steps, cell
@@ -271,6 +277,13 @@ class Session:
         self._in_flight.append(step)
         if step.is_whole:
             self._settle()
+
+    def _settle_after(self, of: Pass | None) -> None:
+        """What steps around forward alone have left goes when the call is over that takes their gradients."""
+        if of is None or (self._pass is not None and of is self._pass()):
+            return
+        self._settle()  # those of another call, which is over
+        self._pass = weakref.ref(of)
 
     def _settle(self) -> None:
         """No backward is to come: what was saved and never asked for goes."""

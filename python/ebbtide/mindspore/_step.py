@@ -119,14 +119,11 @@ class Step:
         if self._follower is not None and session.is_planned(name):
             return self._followed(self._follower, name, inner, args, kwargs)
         word: Word = "keep" if self._keeps_all else session.policy[name]
-        if word == "keep" and not self._keeps_all and (self._before is None or not session._prefetch):
-            output = inner(*args, **kwargs)
-            wait_offload(self._before)
-            return output
         if word == "recompute":
             inner = functools.partial(recomputed, name, inner)
         # The backward of a layer that stays comes before that of the layer before.
-        region = self._region(name, (args, kwargs), swap=word == "swap", ahead=None if word == "swap" else self._before)
+        ahead = self._before if word != "swap" and session._prefetch else None
+        region = self._region(self._numbered(name), (args, kwargs), swap=word == "swap", ahead=ahead)
         output = self._run(region, inner, args, kwargs)
         region.close()
         session._source.counted["tensors_kept"] += region.kept if word == "swap" else 0
@@ -148,11 +145,12 @@ class Step:
         kwargs: dict[str, Any],
     ) -> Any:
         """Runs a layer under a plan, or records it."""
-        follower.enter(name, keys_of((args, kwargs)))
+        named = self._numbered(name)
+        follower.enter(named, keys_of((args, kwargs)))
         reaches = functools.partial(follower.reaches, follower.layer)
         if self._session.recomputes(name):
             inner = functools.partial(recomputed, name, inner)
-        region = self._region(name, (args, kwargs), swap=True, leaves=follower.saves, began=reaches)
+        region = self._region(named, (args, kwargs), swap=True, leaves=follower.saves, began=reaches)
         output = self._run(region, inner, args, kwargs)
         follower.ends()
         region.close()
@@ -162,6 +160,11 @@ class Step:
         follower.leave(region.group if leaves(region) else None, *returned(output))
         return output
 
+    def _numbered(self, name: str) -> str:
+        """The name of a layer's call: the layer's, with a number from the second call in this step on."""
+        count = self._called[name] = self._called.get(name, 0) + 1
+        return name if count == 1 else f"{name}#{count}"
+
     def _run(self, region: Region, inner: Construct, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._tally.place = f"forward of {region.label}"
         with region:
@@ -169,7 +172,7 @@ class Step:
 
     def _region(
         self,
-        name: str,
+        named: str,
         inputs: object,
         *,
         swap: bool,
@@ -177,8 +180,6 @@ class Step:
         leaves: Callable[[int, int], bool] | None = None,
         began: Callable[[], None] | None = None,
     ) -> Region:
-        count = self._called[name] = self._called.get(name, 0) + 1
-        named = name if count == 1 else f"{name}#{count}"
         session = self._session
         settings, hub, number, tally = session._settings, session._source.hub, self.number, self._tally
 
