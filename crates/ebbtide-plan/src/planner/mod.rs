@@ -74,7 +74,7 @@ fn plays_of_exact(model: &Model) -> u64 {
     match model.layers.len() {
         0..=8 => 60_000_000,
         9..=12 => 10_000_000,
-        layers => (10_000_000 * 48 * 12 / (storages.max(48) * layers) as u64 / 12).max(1000),
+        layers => (10_000_000 * 48 / (storages.max(48) * layers) as u64).max(1000),
     }
 }
 
